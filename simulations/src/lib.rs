@@ -1,0 +1,1 @@
+//! Shoal's actors in virtual time

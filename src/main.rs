@@ -1,0 +1,2 @@
+//! The shoal program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Tensor links between Shoal nodes
