@@ -1,1 +1,4 @@
-//! Models on Burn
+//! Models on Burn: formats, kernels, KV cache, tokenizer and sampling. The engine knows tensors, not networks.
+
+pub mod card;
+pub mod stage;

@@ -1,1 +1,3 @@
-//! Tensor links between Shoal nodes
+//! Tensor links between nodes.
+
+pub mod env;

@@ -1,0 +1,35 @@
+//! Devices that run stages: the engine in a real node, a cost model in a simulated one.
+
+use std::fmt;
+use std::path::Path;
+
+use shoal_engine::card::ModelCard;
+use shoal_engine::stage::{Stage, StageOptions, StageSpec};
+
+use crate::card::DeviceCard;
+
+/// Why a stage could not be loaded or a model not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct ComputeError {
+    /// What happened, to what, and what to do.
+    pub reason: String,
+}
+
+/// Loads stages of models onto the node's devices.
+pub trait Compute: Send + Sync + fmt::Debug + 'static {
+    /// The node's devices with their measured speed, best first.
+    fn devices(&self) -> Vec<DeviceCard>;
+
+    /// What the planner needs to know of a model on disk.
+    ///
+    /// # Errors
+    /// If the file is no model that the engine can run.
+    fn model_card(&self, path: &Path) -> Result<ModelCard, ComputeError>;
+
+    /// Loads the tensors of one stage, and no others. Blocks for as long as that takes.
+    ///
+    /// # Errors
+    /// If the file cannot be read or the engine cannot run it.
+    fn load(&self, path: &Path, spec: &StageSpec, options: &StageOptions) -> Result<Box<dyn Stage>, ComputeError>;
+}
