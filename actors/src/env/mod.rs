@@ -7,16 +7,19 @@ mod compute;
 mod network;
 mod storage;
 mod system;
+mod text;
 
 use std::sync::Arc;
 
 pub use compute::{Compute, ComputeError};
 pub use network::{
-    Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink, SendError,
+    Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink,
+    SendError,
 };
 pub use shoal_transport::env::{BoxFuture, Clock, Instant, Join, Rng, Spawner, SystemRng};
 pub use storage::{DirectoryStorage, MemoryStorage, Storage};
 pub use system::{SystemClock, SystemSpawner};
+pub use text::{TextDecoder, TextModel};
 
 /// Everything through which a node touches the world.
 #[derive(Clone, Debug)]
