@@ -3,4 +3,5 @@
 pub mod card;
 pub mod env;
 pub mod ids;
+pub mod lease;
 pub mod secret;
