@@ -384,6 +384,9 @@ impl PeerBook {
                 None => {
                     let mut spot = Spot::new(address, now);
                     spot.worked(now);
+                    if peer.spots.len() >= ADDRESSES_MAX {
+                        peer.spots.remove(0);
+                    }
                     peer.spots.push(spot);
                 }
             }
@@ -514,7 +517,9 @@ impl PeerBook {
     /// Addresses from the user that are to be dialled, and when.
     fn due_asked(&self) -> impl Iterator<Item = (SocketAddr, Instant)> {
         let open = self.asked.iter().filter(|(address, asked)| {
-            let connected = asked.peer.and_then(|peer| self.peers.get(&peer)).is_some_and(|peer| peer.connected);
+            // A connection that was made otherwise, to a peer that is known to be there, will do as well.
+            let leads_to = |node: &NodeId, peer: &Peer| asked.peer == Some(*node) || peer.spots.iter().any(|spot| spot.address == **address);
+            let connected = self.peers.iter().any(|(node, peer)| peer.connected && leads_to(node, peer));
             asked.peer != Some(self.me) && asked.spot.dialled.is_none() && !connected && !self.is_me(**address)
         });
         open.map(|(address, asked)| (*address, asked.refused.unwrap_or(Instant::ZERO).max(asked.spot.next)))
