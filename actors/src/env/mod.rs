@@ -3,6 +3,7 @@
 //! [`Clock`], [`Rng`] and [`Spawner`] come from the transport, which needs them too. Added here are the control
 //! [`Network`], the node's [`Storage`] and its [`Compute`].
 
+mod beacon;
 mod compute;
 mod network;
 mod storage;
@@ -11,6 +12,7 @@ mod text;
 
 use std::sync::Arc;
 
+pub use beacon::{BEACON_BYTES_MAX, Beacon, BeaconError, BeaconPacket, BeaconSink, BeaconSocket, Family, Interface, InterfaceAddress};
 pub use compute::{Compute, ComputeError};
 pub use network::{
     Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink,
