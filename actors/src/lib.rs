@@ -1,6 +1,7 @@
 //! The node runtime of Shoal: the actors that find peers, lend memory, place models and make tokens.
 
 pub mod card;
+pub mod catalog;
 pub mod env;
 pub mod ids;
 pub mod secret;

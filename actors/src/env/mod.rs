@@ -4,6 +4,7 @@
 //! [`Network`], the node's [`Storage`] and its [`Compute`].
 
 mod compute;
+mod http;
 mod network;
 mod storage;
 mod system;
@@ -11,6 +12,7 @@ mod system;
 use std::sync::Arc;
 
 pub use compute::{Compute, ComputeError};
+pub use http::{Credentials, Http, HttpError, HttpRequest, HttpResponse, ParsedUrl, ProxyRules, SystemHttp, TlsRoots, Url, UrlError};
 pub use network::{
     Connected, DisconnectReason, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink, SendError,
 };
