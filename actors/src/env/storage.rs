@@ -69,24 +69,19 @@ impl Storage for DirectoryStorage {
 
     fn write(&self, name: &str, content: &[u8], secret: bool) -> io::Result<()> {
         let path = self.path(name)?;
-        let part = self.root.join(format!(".{name}.part"));
-        let mut options = std::fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true);
+        // The library makes its files readable by their owner alone.
+        let mut file = tempfile::NamedTempFile::new_in(&self.root)?;
+        file.write_all(content)?;
+        file.as_file().sync_all()?;
         #[cfg(unix)]
-        if secret {
-            use std::os::unix::fs::OpenOptionsExt;
-            options.mode(0o600);
+        if !secret {
+            use std::os::unix::fs::PermissionsExt;
+            file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
         }
         #[cfg(not(unix))]
         let _ = secret;
-        let mut file = options.open(&part)?;
-        let written = file.write_all(content).and_then(|()| file.sync_all());
-        drop(file);
-        let done = written.and_then(|()| std::fs::rename(&part, &path));
-        if done.is_err() {
-            let _ = std::fs::remove_file(&part);
-        }
-        done
+        file.persist(path)?;
+        Ok(())
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {

@@ -1,0 +1,102 @@
+//! A request for text as it travels between nodes, whatever dialect the client spoke.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use shoal_engine::sampler::SamplingParams;
+
+use crate::ids::{InstanceId, RequestId};
+pub use crate::scheduler::{Finish, Timing};
+
+/// Who speaks in a conversation, and what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChatMessage {
+    /// `system`, `user`, `assistant`, `tool` or another role that the model's template knows.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+/// What a model is asked to continue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Prompt {
+    /// A conversation, rendered with the model's own template.
+    Chat {
+        /// The messages, oldest first.
+        messages: Vec<ChatMessage>,
+        /// Tools on offer, as the JSON text of the list that OpenAI's API takes; none if empty.
+        tools: String,
+    },
+    /// Plain text. Special tokens in it are text.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+/// A request for text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GenerateRequest {
+    /// Its name. Submitting the same one again is the same request.
+    pub id: RequestId,
+    /// Which placed model is asked.
+    pub instance: InstanceId,
+    /// What to continue.
+    pub prompt: Prompt,
+    /// How tokens are chosen. The seed is set by whoever makes the request.
+    pub sampling: SamplingParams,
+    /// Most tokens to make; none: as many as the context holds.
+    pub max_tokens: Option<u32>,
+    /// Texts that end the answer; not part of it.
+    pub stop: Vec<String>,
+    /// How many of the likeliest tokens to report with each.
+    pub top_logprobs: u8,
+    /// Whether to go on when the model ends its text.
+    pub ignore_end: bool,
+}
+
+/// One token of an answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenEvent {
+    /// Counts up from zero.
+    pub index: u32,
+    /// The token.
+    pub token: u32,
+    /// The text that became certain with it: empty inside a character of several tokens.
+    pub text: String,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// The likeliest tokens with theirs, best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum End {
+    /// As it should.
+    Finished {
+        /// Why.
+        reason: Finish,
+        /// Text that was held back until the end was known.
+        text: String,
+        /// How long it took.
+        timing: Timing,
+    },
+    /// It broke off; the text says what happened and what to do.
+    Failed(String),
+}
+
+/// What came since the reader last asked.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Chunk {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// New tokens, in order.
+    pub tokens: Vec<TokenEvent>,
+    /// Set with the last tokens.
+    pub end: Option<End>,
+}
+
+/// Longest time that a reader is kept waiting for the next token before it gets an empty chunk.
+pub const READ_WAIT: Duration = Duration::from_millis(1000);

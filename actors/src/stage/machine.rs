@@ -1,0 +1,155 @@
+//! A stage's step as a pure machine: one message in, one message out.
+//!
+//! It owns the stage's compute and, on the last stage, one sampler per sequence. It has no I/O: the device thread
+//! ([`super::device`]) feeds it from a tensor channel, a simulation from its event queue.
+
+use std::collections::BTreeMap;
+
+use shoal_engine::sampler::Sampler;
+use shoal_engine::stage::{Input, Row, SequenceId, Stage, StepError};
+
+use super::message::{KIND_STEP, KIND_TOKENS, MessageError, StepLimits, StepView, TOP_MAX, Token, Tokens, set_hidden};
+
+/// Why a stage cannot go on. Its instance has to be re-made: steps after this one make no sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StageFault {
+    /// The message is malformed.
+    #[error("stage received a malformed step: {0}")]
+    Message(#[from] MessageError),
+    /// A step was skipped or repeated.
+    #[error("stage expected step {expected} and received step {received}")]
+    Order {
+        /// The one that is next.
+        expected: u64,
+        /// The one that came.
+        received: u64,
+    },
+    /// Rows of a sequence that was never opened, or opened twice.
+    #[error("sequence {0} is {1}")]
+    Sequence(u32, &'static str),
+    /// The stage's compute refused.
+    #[error("stage could not run a step: {0}")]
+    Step(#[from] StepError),
+}
+
+/// See the [module](self).
+pub struct StageMachine {
+    stage: Box<dyn Stage>,
+    limits: StepLimits,
+    next_step: u64,
+    /// Open sequences; on the last stage with what chooses their tokens.
+    sequences: BTreeMap<SequenceId, Option<Sampling>>,
+    rows: Vec<Row>,
+    input: Vec<f32>,
+    output: Vec<f32>,
+}
+
+struct Sampling {
+    sampler: Sampler,
+    top: usize,
+}
+
+impl std::fmt::Debug for StageMachine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StageMachine").field("next_step", &self.next_step).field("sequences", &self.sequences.len()).finish_non_exhaustive()
+    }
+}
+
+impl StageMachine {
+    /// Wraps a loaded stage. `rows_max` and `sequences_max` are what the conductor agreed to stay within.
+    pub fn new(stage: Box<dyn Stage>, rows_max: usize, sequences_max: usize) -> Self {
+        let hidden = if stage.is_first() { 0 } else { stage.hidden() };
+        Self {
+            stage,
+            limits: StepLimits { rows_max, sequences_max, hidden },
+            next_step: 0,
+            sequences: BTreeMap::new(),
+            rows: Vec::with_capacity(rows_max),
+            input: Vec::new(),
+            output: Vec::new(),
+        }
+    }
+
+    /// The compute that it wraps.
+    pub fn stage(&self) -> &dyn Stage {
+        &*self.stage
+    }
+
+    /// Runs one step message and writes the message for the next stage, or for the scheduler, into `out`; returns
+    /// its kind.
+    ///
+    /// # Errors
+    /// [`StageFault`]; the machine must not be used after one.
+    pub fn step(&mut self, message: &[u8], out: &mut Vec<u8>) -> Result<u8, StageFault> {
+        let view = StepView::parse(message, self.limits)?;
+        if view.step() != self.next_step {
+            return Err(StageFault::Order { expected: self.next_step, received: view.step() });
+        }
+        self.next_step += 1;
+        for sequence in view.frees() {
+            if self.sequences.remove(&sequence).is_none() {
+                return Err(StageFault::Sequence(sequence.0, "freed without having been opened"));
+            }
+            self.stage.free(sequence);
+        }
+        for open in view.opens()? {
+            let sequence = SequenceId(open.sequence);
+            let sampling = self.stage.is_last().then(|| Sampling { sampler: Sampler::new(open.sampling), top: usize::from(open.top).min(TOP_MAX) });
+            if self.sequences.insert(sequence, sampling).is_some() {
+                return Err(StageFault::Sequence(sequence.0, "opened twice"));
+            }
+            if self.sequences.len() > self.limits.sequences_max {
+                return Err(StageFault::Sequence(sequence.0, "one more than agreed"));
+            }
+        }
+        self.rows.clear();
+        self.rows.extend(view.rows());
+        if let Some(row) = self.rows.iter().find(|row| !self.sequences.contains_key(&row.sequence)) {
+            return Err(StageFault::Sequence(row.sequence.0, "used without having been opened"));
+        }
+        let sampled = self.rows.iter().filter(|row| row.sample).count();
+        let (width, count) = if self.stage.is_last() { (self.stage.vocabulary(), sampled) } else { (self.stage.hidden(), self.rows.len()) };
+        self.output.clear();
+        self.output.resize(width * count, 0.0);
+        if !self.rows.is_empty() {
+            view.activations(&mut self.input);
+            let input = if self.stage.is_first() { Input::Tokens } else { Input::Activations(&self.input) };
+            self.stage.step(&self.rows, input, &mut self.output)?;
+        }
+        if self.stage.is_last() {
+            self.sample(view.step(), out);
+            return Ok(KIND_TOKENS);
+        }
+        out.clear();
+        out.extend_from_slice(view.head());
+        set_hidden(out, if self.rows.is_empty() { 0 } else { width });
+        out.reserve(self.output.len() * 4);
+        self.output.iter().for_each(|x| out.extend_from_slice(&x.to_le_bytes()));
+        Ok(KIND_STEP)
+    }
+
+    /// Tells the samplers which tokens went by, and lets them choose for the rows that ask.
+    fn sample(&mut self, step: u64, out: &mut Vec<u8>) {
+        let mut tokens = Tokens { step, tokens: Vec::new() };
+        let mut logits = self.output.chunks_exact_mut(self.stage.vocabulary());
+        for row in &self.rows {
+            let Some(Some(sampling)) = self.sequences.get_mut(&row.sequence) else { continue };
+            sampling.sampler.accept(row.token);
+            if !row.sample {
+                continue;
+            }
+            let Some(logits) = logits.next() else { continue };
+            // Noise belongs to the place where the token goes, which is the one after the row.
+            let chosen = sampling.sampler.sample(logits, row.position + 1, sampling.top);
+            tokens.tokens.push(Token {
+                sequence: row.sequence,
+                position: row.position,
+                token: chosen.token,
+                logprob: chosen.logprob,
+                top: chosen.top,
+            });
+        }
+        tokens.encode(out);
+    }
+}

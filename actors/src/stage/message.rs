@@ -1,0 +1,454 @@
+//! What travels from stage to stage: one message per hop and step.
+//!
+//! ```text
+//! step message, little-endian, every part padded to 4 bytes
+//!   0  step        u64   counts up by one within a plan epoch
+//!   8  rows        u32   R
+//!  12  frees       u32   F
+//!  16  opens_bytes u32   B   postcard of Vec<Open>, rare
+//!  20  hidden      u32   H   0: no activations, the receiver embeds
+//!  24  rows        R × { sequence u32, position u32, token u32, flags u32 }
+//!      frees       F × u32
+//!      opens       B bytes + padding
+//!      activations R × H × f32
+//! ```
+//!
+//! Cancelled and finished sequences are freed by a list in the step itself, so that a free cannot overtake the rows
+//! that came before it, nor be overtaken by rows that reuse the number.
+
+use serde::{Deserialize, Serialize};
+use shoal_engine::sampler::SamplingParams;
+use shoal_engine::stage::{Row, SequenceId};
+
+/// Kind byte of a step message in the tensor frame's header.
+pub const KIND_STEP: u8 = 1;
+/// Kind byte of a tokens message, from the last stage back to the scheduler.
+pub const KIND_TOKENS: u8 = 2;
+
+/// Bytes before the first row.
+const HEAD_BYTES: usize = 24;
+/// Bytes of a row.
+const ROW_BYTES: usize = 16;
+/// Row flag: the last stage samples it.
+const FLAG_SAMPLE: u32 = 1;
+/// Most candidates that a sampled row can report.
+pub const TOP_MAX: usize = 20;
+
+/// A sequence's first mention: what the last stage needs to sample it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Open {
+    /// The sequence's number.
+    pub sequence: u32,
+    /// How its tokens are chosen.
+    pub sampling: SamplingParams,
+    /// How many of the likeliest tokens to report with each one chosen.
+    pub top: u8,
+}
+
+/// A step as the scheduler composes it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Step {
+    /// Counts up by one within a plan epoch.
+    pub step: u64,
+    /// Sequences that begin with this step.
+    pub opens: Vec<Open>,
+    /// Sequences that end before this step.
+    pub frees: Vec<SequenceId>,
+    /// The rows, a sequence's own in order.
+    pub rows: Vec<Row>,
+}
+
+/// Why bytes are not a message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// Shorter or longer than its counts say.
+    #[error("a message of {bytes} bytes does not have the length that its counts give")]
+    Length {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A count is above what was agreed.
+    #[error("{what}: {count} is more than the agreed {limit}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A list of opened sequences that does not decode.
+    #[error("the list of opened sequences does not decode")]
+    Opens,
+    /// Bits that no version gives a meaning.
+    #[error("a row has unknown flags {0:#x}")]
+    Flags(u32),
+}
+
+/// Bytes of a step message with this many rows of this width, without opens and frees.
+pub fn step_bytes(rows: usize, hidden: usize) -> usize {
+    HEAD_BYTES + rows * ROW_BYTES + rows * hidden * 4
+}
+
+fn padded(bytes: usize) -> usize {
+    bytes.next_multiple_of(4)
+}
+
+fn put_u32(out: &mut Vec<u8>, value: u32) {
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+fn get_u32(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes)
+}
+
+fn get_u64(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+/// Lengths are bounded by the frame's 32-bit length long before this could matter.
+fn count_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+impl Step {
+    /// Writes the message without activations, replacing what is in `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        let opens = if self.opens.is_empty() { Vec::new() } else { postcard::to_stdvec(&self.opens).unwrap_or_default() };
+        out.extend_from_slice(&self.step.to_le_bytes());
+        put_u32(out, count_u32(self.rows.len()));
+        put_u32(out, count_u32(self.frees.len()));
+        put_u32(out, count_u32(opens.len()));
+        put_u32(out, 0);
+        for row in &self.rows {
+            put_u32(out, row.sequence.0);
+            put_u32(out, row.position);
+            put_u32(out, row.token);
+            put_u32(out, if row.sample { FLAG_SAMPLE } else { 0 });
+        }
+        for free in &self.frees {
+            put_u32(out, free.0);
+        }
+        out.extend_from_slice(&opens);
+        out.resize(out.len() + padded(opens.len()) - opens.len(), 0);
+    }
+}
+
+/// A received step message, read in place.
+#[derive(Debug, Clone, Copy)]
+pub struct StepView<'a> {
+    bytes: &'a [u8],
+    rows: usize,
+    frees: usize,
+    opens_bytes: usize,
+    hidden: usize,
+}
+
+/// What a receiver agreed to take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Rows of one step.
+    pub rows_max: usize,
+    /// Sequences open at once, and so also opens and frees of one step.
+    pub sequences_max: usize,
+    /// Elements of an activation row; zero for the first stage.
+    pub hidden: usize,
+}
+
+impl<'a> StepView<'a> {
+    /// Checks the counts against the limits and the length against the counts.
+    ///
+    /// # Errors
+    /// [`MessageError`] if anything does not fit.
+    pub fn parse(bytes: &'a [u8], limits: StepLimits) -> Result<Self, MessageError> {
+        if bytes.len() < HEAD_BYTES {
+            return Err(MessageError::Length { bytes: bytes.len() });
+        }
+        let view = Self {
+            bytes,
+            rows: get_u32(bytes, 8) as usize,
+            frees: get_u32(bytes, 12) as usize,
+            opens_bytes: get_u32(bytes, 16) as usize,
+            hidden: get_u32(bytes, 20) as usize,
+        };
+        let too_many = |what, count, limit| if count > limit { Err(MessageError::TooMany { what, count, limit }) } else { Ok(()) };
+        too_many("rows of a step", view.rows, limits.rows_max)?;
+        too_many("sequences freed by a step", view.frees, limits.sequences_max)?;
+        too_many("bytes of opened sequences", view.opens_bytes, limits.sequences_max.saturating_mul(64 * 1024))?;
+        if view.rows > 0 && view.hidden != limits.hidden {
+            return Err(MessageError::TooMany { what: "elements of an activation row", count: view.hidden, limit: limits.hidden });
+        }
+        let end = view.activations_at() + view.rows * view.hidden * 4;
+        if bytes.len() != end {
+            return Err(MessageError::Length { bytes: bytes.len() });
+        }
+        for row in 0..view.rows {
+            let flags = get_u32(bytes, HEAD_BYTES + row * ROW_BYTES + 12);
+            if flags & !FLAG_SAMPLE != 0 {
+                return Err(MessageError::Flags(flags));
+            }
+        }
+        Ok(view)
+    }
+
+    fn frees_at(&self) -> usize {
+        HEAD_BYTES + self.rows * ROW_BYTES
+    }
+
+    fn opens_at(&self) -> usize {
+        self.frees_at() + self.frees * 4
+    }
+
+    fn activations_at(&self) -> usize {
+        self.opens_at() + padded(self.opens_bytes)
+    }
+
+    /// The step's number.
+    pub fn step(&self) -> u64 {
+        get_u64(self.bytes, 0)
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> impl Iterator<Item = Row> + 'a {
+        let bytes = self.bytes;
+        (0..self.rows).map(move |row| {
+            let at = HEAD_BYTES + row * ROW_BYTES;
+            Row {
+                sequence: SequenceId(get_u32(bytes, at)),
+                position: get_u32(bytes, at + 4),
+                token: get_u32(bytes, at + 8),
+                sample: get_u32(bytes, at + 12) & FLAG_SAMPLE != 0,
+            }
+        })
+    }
+
+    /// Sequences that end before this step.
+    pub fn frees(&self) -> impl Iterator<Item = SequenceId> + 'a {
+        let (bytes, at) = (self.bytes, self.frees_at());
+        (0..self.frees).map(move |index| SequenceId(get_u32(bytes, at + index * 4)))
+    }
+
+    /// Sequences that begin with this step.
+    ///
+    /// # Errors
+    /// If the list does not decode.
+    pub fn opens(&self) -> Result<Vec<Open>, MessageError> {
+        if self.opens_bytes == 0 {
+            return Ok(Vec::new());
+        }
+        let blob = self.bytes.get(self.opens_at()..self.opens_at() + self.opens_bytes).ok_or(MessageError::Opens)?;
+        postcard::from_bytes(blob).map_err(|_| MessageError::Opens)
+    }
+
+    /// Everything but the activations, which a stage passes on with its own; its hidden width must be set by
+    /// [`set_hidden`].
+    pub fn head(&self) -> &'a [u8] {
+        &self.bytes[..self.activations_at()]
+    }
+
+    /// Copies the activations, `rows × hidden` elements, replacing what is in `out`.
+    pub fn activations(&self, out: &mut Vec<f32>) {
+        out.clear();
+        let bytes = &self.bytes[self.activations_at()..];
+        out.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+    }
+}
+
+/// Sets the width of the activations that will follow a copied head.
+pub fn set_hidden(head: &mut [u8], hidden: usize) {
+    if let Some(field) = head.get_mut(20..24) {
+        field.copy_from_slice(&count_u32(hidden).to_le_bytes());
+    }
+}
+
+/// One sampled token on its way back to the scheduler.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// Whose.
+    pub sequence: SequenceId,
+    /// Position of the row that was sampled; the token belongs at the next one.
+    pub position: u32,
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// The likeliest tokens with theirs, best first; as many as were asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// What the last stage sends for a step: one token for each sampled row, in row order.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Tokens {
+    /// The step that it answers.
+    pub step: u64,
+    /// The tokens.
+    pub tokens: Vec<Token>,
+}
+
+impl Tokens {
+    /// Bytes before the first token.
+    const HEAD_BYTES: usize = 12;
+    /// Bytes of a token without candidates.
+    const TOKEN_BYTES: usize = 20;
+
+    /// Longest message for this many tokens.
+    pub fn bytes_max(tokens: usize) -> usize {
+        Self::HEAD_BYTES + tokens * (Self::TOKEN_BYTES + TOP_MAX * 8)
+    }
+
+    /// Writes the message, replacing what is in `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        out.extend_from_slice(&self.step.to_le_bytes());
+        put_u32(out, count_u32(self.tokens.len()));
+        for token in &self.tokens {
+            let top = &token.top[..token.top.len().min(TOP_MAX)];
+            put_u32(out, token.sequence.0);
+            put_u32(out, token.position);
+            put_u32(out, token.token);
+            out.extend_from_slice(&token.logprob.to_le_bytes());
+            put_u32(out, count_u32(top.len()));
+            for (candidate, logprob) in top {
+                put_u32(out, *candidate);
+                out.extend_from_slice(&logprob.to_le_bytes());
+            }
+        }
+    }
+
+    /// Reads a message of at most `tokens_max` tokens.
+    ///
+    /// # Errors
+    /// [`MessageError`] if it is malformed.
+    pub fn decode(bytes: &[u8], tokens_max: usize) -> Result<Self, MessageError> {
+        let length = MessageError::Length { bytes: bytes.len() };
+        if bytes.len() < Self::HEAD_BYTES {
+            return Err(length);
+        }
+        let count = get_u32(bytes, 8) as usize;
+        if count > tokens_max {
+            return Err(MessageError::TooMany { what: "sampled tokens", count, limit: tokens_max });
+        }
+        let mut tokens = Vec::with_capacity(count);
+        let mut at = Self::HEAD_BYTES;
+        for _ in 0..count {
+            if bytes.len() < at + Self::TOKEN_BYTES {
+                return Err(length);
+            }
+            let candidates = get_u32(bytes, at + 16) as usize;
+            if candidates > TOP_MAX {
+                return Err(MessageError::TooMany { what: "candidates of a token", count: candidates, limit: TOP_MAX });
+            }
+            let end = at + Self::TOKEN_BYTES + candidates * 8;
+            if bytes.len() < end {
+                return Err(length);
+            }
+            let float = |at| f32::from_bits(get_u32(bytes, at));
+            let first = at + Self::TOKEN_BYTES;
+            tokens.push(Token {
+                sequence: SequenceId(get_u32(bytes, at)),
+                position: get_u32(bytes, at + 4),
+                token: get_u32(bytes, at + 8),
+                logprob: float(at + 12),
+                top: (0..candidates).map(|i| (get_u32(bytes, first + i * 8), float(first + i * 8 + 4))).collect(),
+            });
+            at = end;
+        }
+        if at == bytes.len() { Ok(Self { step: get_u64(bytes, 0), tokens }) } else { Err(length) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn limits(hidden: usize) -> StepLimits {
+        StepLimits { rows_max: 64, sequences_max: 16, hidden }
+    }
+
+    fn row() -> impl Strategy<Value = Row> {
+        (0u32..16, any::<u32>(), any::<u32>(), any::<bool>()).prop_map(|(sequence, position, token, sample)| Row {
+            sequence: SequenceId(sequence),
+            position,
+            token,
+            sample,
+        })
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        (any::<u64>(), prop::collection::vec(row(), 0..64), prop::collection::vec(0u32..16, 0..16), 0usize..4).prop_map(
+            |(step, rows, frees, opens)| Step {
+                step,
+                rows,
+                frees: frees.into_iter().map(SequenceId).collect(),
+                opens: (0..opens as u32).map(|sequence| Open { sequence, sampling: SamplingParams::default(), top: 3 }).collect(),
+            },
+        )
+    }
+
+    #[test]
+    fn the_layout_is_pinned() {
+        let step = Step {
+            step: 0x0102,
+            opens: Vec::new(),
+            frees: vec![SequenceId(7)],
+            rows: vec![Row { sequence: SequenceId(1), position: 2, token: 3, sample: true }],
+        };
+        let mut bytes = Vec::new();
+        step.encode(&mut bytes);
+        let words: Vec<u32> = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        assert_eq!(words, [0x0102, 0, 1, 1, 0, 0, 1, 2, 3, 1, 7]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_step_reads_back(step in step(), hidden in 1usize..8) {
+            let mut bytes = Vec::new();
+            step.encode(&mut bytes);
+            set_hidden(&mut bytes, hidden);
+            let activations: Vec<f32> = (0..step.rows.len() * hidden).map(|i| i as f32).collect();
+            activations.iter().for_each(|x| bytes.extend_from_slice(&x.to_le_bytes()));
+            let view = StepView::parse(&bytes, limits(hidden)).expect("is well-formed");
+            prop_assert_eq!(view.step(), step.step);
+            prop_assert_eq!(view.rows().collect::<Vec<_>>(), step.rows);
+            prop_assert_eq!(view.frees().collect::<Vec<_>>(), step.frees);
+            prop_assert_eq!(view.opens().expect("decodes"), step.opens);
+            let mut out = Vec::new();
+            view.activations(&mut out);
+            prop_assert_eq!(out, activations);
+        }
+
+        #[test]
+        fn a_cut_step_is_refused(step in step(), cut in 1usize..32) {
+            let mut bytes = Vec::new();
+            step.encode(&mut bytes);
+            bytes.truncate(bytes.len().saturating_sub(cut));
+            prop_assert!(StepView::parse(&bytes, limits(0)).is_err());
+        }
+
+        #[test]
+        fn arbitrary_bytes_are_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), hidden in 0usize..8) {
+            if let Ok(view) = StepView::parse(&bytes, limits(hidden)) {
+                let _ = (view.rows().count(), view.frees().count(), view.opens());
+            }
+            let _ = Tokens::decode(&bytes, 16);
+        }
+
+        #[test]
+        fn tokens_read_back(step in any::<u64>(), count in 0usize..16, top in 0usize..=TOP_MAX) {
+            let tokens = Tokens { step, tokens: (0..count as u32).map(|i| Token {
+                sequence: SequenceId(i), position: i + 1, token: i * 7, logprob: -0.5 - i as f32,
+                top: (0..top as u32).map(|t| (t, -(t as f32))).collect(),
+            }).collect() };
+            let mut bytes = Vec::new();
+            tokens.encode(&mut bytes);
+            prop_assert!(bytes.len() <= Tokens::bytes_max(count));
+            prop_assert_eq!(Tokens::decode(&bytes, 16).expect("is well-formed"), tokens);
+            bytes.push(0);
+            prop_assert!(Tokens::decode(&bytes, 16).is_err());
+        }
+    }
+}
