@@ -89,6 +89,12 @@ struct Report {
     result: Option<Result<LocalModel, CatalogError>>,
 }
 
+impl Report {
+    fn finish(mut self, body: impl FnOnce() -> Result<LocalModel, CatalogError>) {
+        self.result = Some(body());
+    }
+}
+
 impl Drop for Report {
     fn drop(&mut self) {
         let result = self.result.take().unwrap_or(Err(CatalogError::Internal { what: "a pull" }));
@@ -182,10 +188,8 @@ impl State {
         let cancel = Cancel::new();
         let thread = {
             let (fan, cancel, shared, actor) = (Arc::clone(&fan), cancel.clone(), self.shared.clone(), myself.clone());
-            let mut report = Report { actor, job: number, result: None };
-            move || {
-                report.result = Some(shared.pull(&reference, &cancel, &|progress| Fan::tell(&fan, progress)));
-            }
+            let report = Report { actor, job: number, result: None };
+            move || report.finish(|| shared.pull(&reference, &cancel, &|progress| Fan::tell(&fan, progress)))
         };
         if let Err(error) = self.spawner.thread(format!("pull {key}"), Box::new(thread)) {
             let _ = reply.send(Err(CatalogError::Thread { reason: error.to_string() }));

@@ -304,9 +304,10 @@ pub(crate) fn fetch(
     let path = file.repository.split('/').chain(["resolve", &file.revision]).chain(file.file.split('/'));
     let url = endpoint.below(path);
     let what = format!("{} of {}", file.file, file.repository);
+    let authorization = settings.authorization(endpoint);
     let wanted = Wanted {
         url: &url,
-        authorization: settings.authorization(endpoint).as_ref(),
+        authorization: authorization.as_ref(),
         file: &file.file,
         source_name: &settings.name(),
         sha256,
