@@ -3,6 +3,7 @@
 pub mod card;
 mod dice;
 pub mod discovery;
+pub mod catalog;
 pub mod env;
 pub mod ids;
 pub mod lease;

@@ -5,6 +5,7 @@
 
 mod beacon;
 mod compute;
+mod http;
 mod network;
 mod storage;
 mod system;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 pub use beacon::{BEACON_BYTES_MAX, Beacon, BeaconError, BeaconPacket, BeaconSink, BeaconSocket, Family, Interface, InterfaceAddress};
 pub use compute::{Compute, ComputeError};
+pub use http::{Credentials, Http, HttpError, HttpRequest, HttpResponse, ParsedUrl, ProxyRules, SystemHttp, TlsRoots, Url, UrlError};
 pub use network::{
     Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink,
     SendError,
