@@ -1,4 +1,7 @@
 //! Models on Burn: formats, kernels, KV cache, tokenizer and sampling. The engine knows tensors, not networks.
 
 pub mod card;
+pub mod config;
+pub mod gguf;
+pub mod quant;
 pub mod stage;
