@@ -1,6 +1,14 @@
 //! The node runtime of Shoal: the actors that find peers, lend memory, place models and make tokens.
 
 pub mod card;
+mod dice;
+pub mod discovery;
+pub mod catalog;
 pub mod env;
 pub mod ids;
+pub mod lease;
+pub mod membership;
 pub mod secret;
+pub mod survey;
+pub mod topology;
+mod wake;

@@ -3,20 +3,27 @@
 //! [`Clock`], [`Rng`] and [`Spawner`] come from the transport, which needs them too. Added here are the control
 //! [`Network`], the node's [`Storage`] and its [`Compute`].
 
+mod beacon;
 mod compute;
+mod http;
 mod network;
 mod storage;
 mod system;
+mod text;
 
 use std::sync::Arc;
 
+pub use beacon::{BEACON_BYTES_MAX, Beacon, BeaconError, BeaconPacket, BeaconSink, BeaconSocket, Family, Interface, InterfaceAddress};
 pub use compute::{Compute, ComputeError};
+pub use http::{Credentials, Http, HttpError, HttpRequest, HttpResponse, ParsedUrl, ProxyRules, SystemHttp, TlsRoots, Url, UrlError};
 pub use network::{
-    Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink, SendError,
+    Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink,
+    SendError,
 };
 pub use shoal_transport::env::{BoxFuture, Clock, Instant, Join, Rng, Spawner, SystemRng};
 pub use storage::{DirectoryStorage, MemoryStorage, Storage};
 pub use system::{SystemClock, SystemSpawner};
+pub use text::{TextDecoder, TextModel};
 
 /// Everything through which a node touches the world.
 #[derive(Clone, Debug)]
