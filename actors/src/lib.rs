@@ -3,4 +3,6 @@
 pub mod card;
 pub mod env;
 pub mod ids;
+pub mod network;
 pub mod secret;
+pub mod service;
