@@ -3,5 +3,6 @@
 pub mod card;
 pub mod config;
 pub mod gguf;
+pub mod kernels;
 pub mod quant;
 pub mod stage;

@@ -63,7 +63,9 @@ pub enum ConfigError {
         found: Vec<u64>,
     },
     /// A tensor of a type that cannot be used.
-    #[error("{file}: weights of type {block} (tensor {tensor}) are not supported; take a file with another quantisation, e.g. Q4_K or Q8_0")]
+    #[error(
+        "{file}: weights of type {block} (tensor {tensor}) are not supported; take a file with another quantisation, e.g. Q4_K or Q8_0"
+    )]
     TensorType {
         /// The file.
         file: String,
