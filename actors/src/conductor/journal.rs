@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{InstanceId, NodeId, RequestId, Term};
 use crate::request::GenerateRequest;
-use crate::service::{Service, ServiceId, ids};
+use crate::service::{Service, ServiceId};
+use crate::service_numbers as ids;
 
 /// The journal that a member keeps.
 #[derive(Debug)]

@@ -18,7 +18,8 @@ use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
 use crate::membership::Membership;
 use crate::plan::{Goal, Plan, PlanRequest, plan};
 use crate::scheduler::{Generate, GenerateRefusal, SchedulerMsg};
-use crate::service::{Inbound, Replier, Service, ServiceId, ids};
+use crate::service::{Inbound, Replier, Service, ServiceId};
+use crate::service_numbers as ids;
 use crate::stage::{StageNotice, StageNotices};
 use crate::topology::Topology;
 

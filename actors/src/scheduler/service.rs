@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{InstanceId, RequestId};
 use crate::request::{Chunk, GenerateRequest};
-use crate::service::{Service, ServiceId, ids};
+use crate::service::{Service, ServiceId};
+use crate::service_numbers as ids;
 
 /// The instances that a node conducts, as its peers ask them for text.
 #[derive(Debug)]

@@ -9,7 +9,8 @@ use shoal_transport::provider::{Endpoint, Ticket};
 
 use crate::ids::{InstanceId, NodeId, PlanEpoch, Term};
 use crate::lease::LeaseUse;
-use crate::service::{Service, ServiceId, ids};
+use crate::service::{Service, ServiceId};
+use crate::service_numbers as ids;
 
 /// The stages of a node: load, link, unload.
 #[derive(Debug)]
