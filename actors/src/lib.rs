@@ -12,3 +12,6 @@ pub mod secret;
 pub mod survey;
 pub mod topology;
 mod wake;
+pub mod network;
+pub mod secret;
+pub mod service;

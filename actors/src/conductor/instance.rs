@@ -16,7 +16,9 @@ pub enum InstanceState {
     Loading,
     /// It answers requests.
     Ready,
-    /// It broke and is being taken down; the text says why.
+    /// It is being taken down; the text says why.
+    Stopping(String),
+    /// It is gone, and its memory is given back; the text says why.
     Failed(String),
 }
 

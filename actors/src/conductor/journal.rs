@@ -268,7 +268,6 @@ mod tests {
                 sampling: SamplingParams::default(),
                 max_tokens: None,
                 stop: Vec::new(),
-                top_logprobs: 0,
                 ignore_end: false,
             },
             prompt: vec![1, 2],

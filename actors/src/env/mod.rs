@@ -41,3 +41,18 @@ pub struct Env {
     /// Devices that run stages.
     pub compute: Arc<dyn Compute>,
 }
+
+impl Env {
+    /// Runs `work` on a thread of its own and waits for what it gives.
+    ///
+    /// # Errors
+    /// If the thread cannot be started, or panicked.
+    pub fn blocking<T: Send + 'static>(&self, name: &'static str, work: impl FnOnce() -> T + Send + 'static) -> BoxFuture<'static, Result<T, String>> {
+        let (send, receive) = tokio::sync::oneshot::channel();
+        let started = self.spawner.thread(name.to_owned(), Box::new(move || drop(send.send(work()))));
+        Box::pin(async move {
+            drop(started.map_err(|error| format!("cannot start a thread: {error}"))?);
+            receive.await.map_err(|_| format!("the thread `{name}` panicked; this is a bug"))
+        })
+    }
+}

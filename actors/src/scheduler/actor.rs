@@ -22,9 +22,6 @@ use crate::stage::port::PortSender;
 const TICK: Duration = Duration::from_millis(250);
 /// How long another member may take to remember a request.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(2);
-/// Most stop strings of a request, and bytes of one.
-const STOP_MAX: usize = 16;
-const STOP_BYTES_MAX: usize = 1024;
 
 /// What the scheduler actor is started with.
 pub struct SchedulerArguments {
@@ -40,6 +37,8 @@ pub struct SchedulerArguments {
     pub members: Vec<NodeId>,
     /// Limits.
     pub config: SchedulerConfig,
+    /// Entries of the model's vocabulary.
+    pub vocabulary: usize,
     /// Tokenizer and template.
     pub text: Arc<dyn TextModel>,
     /// Where steps go.
@@ -144,10 +143,9 @@ impl SchedulerState {
             return Err(GenerateRefusal::Unavailable(reason.clone()));
         }
         let invalid = |reason: String| Err(GenerateRefusal::Invalid(reason));
-        if request.stop.len() > STOP_MAX || request.stop.iter().any(|s| s.is_empty() || s.len() > STOP_BYTES_MAX) {
-            return invalid(format!("`stop` takes up to {STOP_MAX} texts of 1 to {STOP_BYTES_MAX} bytes"));
-        }
-        if usize::from(request.top_logprobs) > TOP_MAX {
+        let stop = StopMatcher::new(request.stop.clone()).map_err(|error| GenerateRefusal::Invalid(error.to_string()))?;
+        request.sampling.validate(self.arguments.vocabulary).map_err(|error| GenerateRefusal::Invalid(error.to_string()))?;
+        if request.sampling.logprobs.is_some_and(|count| usize::from(count) > TOP_MAX) {
             return invalid(format!("`top_logprobs` is at most {TOP_MAX}"));
         }
         if request.max_tokens == Some(0) {
@@ -159,7 +157,6 @@ impl SchedulerState {
             prompt: prompt.clone(),
             emitted: Vec::new(),
             sampling: request.sampling.clone(),
-            top: request.top_logprobs,
             max_tokens: request.max_tokens.unwrap_or(u32::MAX),
             ends: if request.ignore_end { BTreeSet::new() } else { self.arguments.text.ends() },
         };
@@ -169,7 +166,7 @@ impl SchedulerState {
             _ => GenerateRefusal::Invalid(error.to_string()),
         })?;
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        self.answers.open(now, request.id, prompt_tokens, self.arguments.text.decoder(), StopMatcher::new(request.stop.clone()));
+        self.answers.open(now, request.id, prompt_tokens, self.arguments.text.decoder(), stop);
         self.store(JournalEntry { request, prompt, emitted: Vec::new() });
         Ok(())
     }

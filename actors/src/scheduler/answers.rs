@@ -103,14 +103,14 @@ impl<R> Answers<R> {
     }
 
     /// Adds a token. Readers that waited for it are answered through `send`.
-    pub fn push(&mut self, id: RequestId, token: u32, logprob: f32, top: Vec<(u32, f32)>, send: &mut dyn FnMut(R, Chunk)) -> Pushed {
+    pub fn push(&mut self, id: RequestId, token: u32, logprob: Option<f32>, top: Vec<(u32, f32)>, send: &mut dyn FnMut(R, Chunk)) -> Pushed {
         let Some(answer) = self.answers.get_mut(&id) else { return Pushed::More };
         if answer.stopped || answer.end.is_some() {
             return Pushed::More;
         }
         let certain = answer.decoder.push(token);
-        let text = answer.stop.push(&certain);
-        answer.stopped = answer.stop.matched();
+        let text = answer.stop.push(&certain).text;
+        answer.stopped = answer.stop.stopped().is_some();
         let index = u32::try_from(answer.tokens.len()).unwrap_or(u32::MAX);
         answer.tokens.push(TokenEvent { index, token, text, logprob, top });
         let stopped = answer.stopped;
@@ -124,8 +124,8 @@ impl<R> Answers<R> {
         let mut text = String::new();
         if !answer.stopped {
             let rest = answer.decoder.finish();
-            text = answer.stop.push(&rest);
-            if !answer.stop.matched() {
+            text = answer.stop.push(&rest).text;
+            if answer.stop.stopped().is_none() {
                 text.push_str(&answer.stop.finish());
             }
         }
@@ -229,7 +229,7 @@ mod tests {
 
     fn answers(stop: &[&str]) -> Answers<u32> {
         let mut answers = Answers::default();
-        answers.open(at(0), ID, 3, Box::<Bytes>::default(), StopMatcher::new(stop.iter().map(|s| (*s).to_owned()).collect()));
+        answers.open(at(0), ID, 3, Box::<Bytes>::default(), StopMatcher::new(stop.iter().map(|s| (*s).to_owned()).collect()).expect("short"));
         answers
     }
 
@@ -251,7 +251,7 @@ mod tests {
         let mut send = |reader, chunk| sent.push((reader, chunk));
         answers.read(at(0), ID, 0, 1, &mut send).expect("known");
         for byte in "hé".bytes() {
-            answers.push(ID, u32::from(byte), 0.0, Vec::new(), &mut send);
+            answers.push(ID, u32::from(byte), None, Vec::new(), &mut send);
         }
         answers.read(at(0), ID, 1, 2, &mut send).expect("known");
         answers.finish(at(0), ID, Finish::Stop, Timing::default(), &mut send);
@@ -267,7 +267,7 @@ mod tests {
         let mut sent = Vec::new();
         let mut stopped = 0;
         for byte in "one EN two END three".bytes() {
-            if answers.push(ID, u32::from(byte), 0.0, Vec::new(), &mut |_, _| {}) == Pushed::Stopped {
+            if answers.push(ID, u32::from(byte), None, Vec::new(), &mut |_, _| {}) == Pushed::Stopped {
                 stopped += 1;
             }
         }

@@ -14,6 +14,7 @@ use shoal_transport::provider::{Endpoint, Ticket};
 use super::device::{self, DeviceArguments, DeviceEvent, Stop};
 use super::links::TensorLinks;
 use super::service::{LinkStage, LoadStage, LoadedStage, StageKey, StageNotice, StageNotices, StageRefusal, StageReply, StageRequest, Stages};
+use crate::countdown::Countdown;
 use crate::env::Env;
 use crate::ids::{LeaseId, NodeId};
 use crate::lease::{LeaseInfo, LeaseUse, Purpose};
@@ -261,26 +262,11 @@ impl WorkersState {
 
     /// Stops the stages that `picked` names and calls `done` when they are gone.
     fn stop(&mut self, picked: impl Fn(&Held) -> bool, done: Box<dyn FnOnce() + Send>) {
-        let done = Arc::new(std::sync::Mutex::new(Some(done)));
-        let finish = Countdown(done);
+        let finish = Countdown::new(done);
         for held in self.stages.values_mut().filter(|held| picked(held)) {
             let finish = finish.clone();
             held.gone.push(Box::new(move || drop(finish)));
             held.stop.ask();
-        }
-    }
-}
-
-/// Calls what it holds when the last clone is dropped.
-#[derive(Clone)]
-struct Countdown(Arc<std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>>);
-
-impl Drop for Countdown {
-    fn drop(&mut self) {
-        if Arc::strong_count(&self.0) == 1
-            && let Some(done) = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
-        {
-            done();
         }
     }
 }

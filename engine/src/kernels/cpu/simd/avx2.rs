@@ -4,11 +4,11 @@ use std::arch::x86_64::{
     __m256, __m256i, _CMP_GT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_packs_epi16, _mm_storeu_si128,
     _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256, _mm256_andnot_ps,
     _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
-    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_cvtps_ph, _mm256_div_ps, _mm256_extracti128_si256,
-    _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_ps,
-    _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256, _mm256_packs_epi32, _mm256_permute4x64_epi64, _mm256_round_ps,
-    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_slli_epi16,
-    _mm256_slli_epi32, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_epi32, _mm256_sub_ps,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_cvtps_ph, _mm256_div_ps, _mm256_extracti128_si256, _mm256_fmadd_ps,
+    _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps,
+    _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256, _mm256_packs_epi32, _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi8,
+    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_slli_epi16, _mm256_slli_epi32,
+    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_epi32, _mm256_sub_ps,
 };
 
 use super::{BLOCK, LANES, Op, Simd};
@@ -38,7 +38,16 @@ macro_rules! proven {
 /// The same expression for both registers.
 macro_rules! both {
     ($i:ident => $body:expr) => {
-        proven!([{ let $i = 0; $body }, { let $i = 1; $body }])
+        proven!([
+            {
+                let $i = 0;
+                $body
+            },
+            {
+                let $i = 1;
+                $body
+            }
+        ])
     };
 }
 
