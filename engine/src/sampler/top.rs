@@ -50,9 +50,9 @@ pub(crate) fn largest(logits: &[f32], count: usize, out: &mut Vec<u32>) {
     }
     let mut heap: BinaryHeap<Entry> = (0..count).map(entry).collect();
     let mut worst = heap.peek().map_or(f32::NEG_INFINITY, |entry| entry.logit);
-    for id in count..logits.len() {
+    for (id, &logit) in logits.iter().enumerate().skip(count) {
         // An equal logit with a higher id is worse.
-        if logits[id] > worst {
+        if logit > worst {
             heap.pop();
             heap.push(entry(id));
             worst = heap.peek().map_or(worst, |entry| entry.logit);

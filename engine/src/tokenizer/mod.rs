@@ -61,7 +61,7 @@ struct Rules {
 
 #[derive(Debug)]
 enum Method {
-    BytePairs(BytePairs),
+    BytePairs(Box<BytePairs>),
     Scores(ScoredPieces),
 }
 
@@ -80,7 +80,7 @@ impl Tokenizer {
                 let vocabulary = Vocabulary::from_gguf(file, Spelling::ByteLevel)?;
                 let adds_bos = cutter.adds_bos;
                 let pairs = BytePairs::from_gguf(file, &vocabulary, cutter)?;
-                (vocabulary, Method::BytePairs(pairs), adds_bos, false)
+                (vocabulary, Method::BytePairs(Box::new(pairs)), adds_bos, false)
             }
             "llama" => {
                 let vocabulary = Vocabulary::from_gguf(file, Spelling::Spaced)?;
