@@ -14,7 +14,8 @@ use std::sync::Arc;
 pub use compute::{Compute, ComputeError};
 pub use http::{Credentials, Http, HttpError, HttpRequest, HttpResponse, ParsedUrl, ProxyRules, SystemHttp, TlsRoots, Url, UrlError};
 pub use network::{
-    Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink, SendError,
+    Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink,
+    SendError,
 };
 pub use shoal_transport::env::{BoxFuture, Clock, Instant, Join, Rng, Spawner, SystemRng};
 pub use storage::{DirectoryStorage, MemoryStorage, Storage};
