@@ -26,11 +26,9 @@ impl ModelCheck {
 impl Default for ModelCheck {
     /// Reads the header as the engine will: a file that is cut short, damaged or no GGUF is refused.
     fn default() -> Self {
-        Self::new(|path| {
-            use std::io::Read;
-            let mut magic = [0; 4];
-            std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).map_err(|error| error.to_string())?;
-            if magic == *b"GGUF" { Ok(()) } else { Err("it does not begin with GGUF".to_owned()) }
+        Self::new(|path| match shoal_engine::gguf::Gguf::open(path) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.fault.to_string()),
         })
     }
 }

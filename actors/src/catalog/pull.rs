@@ -47,10 +47,7 @@ impl Shared {
             Reference::Hub(hub) => self.resolve_hub(hub)?,
         };
         let model = found.ok_or_else(|| CatalogError::NotHere { name: reference.to_string() })?;
-        self.settings
-            .check
-            .check(&model.path)
-            .map_err(|reason| super::StoreError::NotAModel { path: model.path.clone(), reason })?;
+        self.settings.check.check(&model.path).map_err(|reason| super::StoreError::NotAModel { path: model.path.clone(), reason })?;
         Ok(model)
     }
 

@@ -251,9 +251,7 @@ fn receive(
         tools.report(Phase::Download, part.bytes(), total);
     }
     match total {
-        Some(total) if part.bytes() < total => {
-            Err(broken(part, format!("it ended after {} of {total} bytes", part.bytes())))
-        }
+        Some(total) if part.bytes() < total => Err(broken(part, format!("it ended after {} of {total} bytes", part.bytes()))),
         _ => Ok(()),
     }
 }

@@ -28,7 +28,9 @@ pub enum FetchError {
         retry_after_seconds: Option<u64>,
     },
     /// The hub wants to know who asks.
-    #[error("{repository} is gated or private on {hub}: {problem}; accept its terms at {page}, make a token with read access at {tokens}, and set HF_TOKEN to it")]
+    #[error(
+        "{repository} is gated or private on {hub}: {problem}; accept its terms at {page}, make a token with read access at {tokens}, and set HF_TOKEN to it"
+    )]
     Gated {
         /// `owner/name`.
         repository: String,
@@ -128,7 +130,9 @@ pub enum FetchError {
         free: u64,
     },
     /// The disk became full on the way.
-    #[error("the disk with {path} is full, {missing} bytes before the end; what was downloaded is kept: free some space and pull again, or set SHOAL_MODELS to a folder on another disk")]
+    #[error(
+        "the disk with {path} is full, {missing} bytes before the end; what was downloaded is kept: free some space and pull again, or set SHOAL_MODELS to a folder on another disk"
+    )]
     DiskFull {
         /// The file that could not grow.
         path: PathBuf,

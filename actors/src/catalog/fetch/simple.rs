@@ -93,9 +93,10 @@ fn html(text: &str, base: &Url) -> Vec<IndexFile> {
         rest = &rest[end + 1..];
         let Some(reference) = attribute(attributes, "href") else { continue };
         let Ok(parsed) = base.join(&unescape(&reference)) else { continue };
-        let sha256 = parsed.fragment.as_deref().and_then(|fragment| {
-            fragment.split('&').find_map(|pair| pair.strip_prefix("sha256=")).and_then(|text| text.parse().ok())
-        });
+        let sha256 = parsed
+            .fragment
+            .as_deref()
+            .and_then(|fragment| fragment.split('&').find_map(|pair| pair.strip_prefix("sha256=")).and_then(|text| text.parse().ok()));
         let name = parsed.url.path().rsplit('/').next().unwrap_or_default().replace("%2B", "+").replace("%2b", "+");
         files.push(IndexFile { name, url: parsed.url, credentials: parsed.credentials, sha256, bytes: None });
         if files.len() == FILES_MAX {

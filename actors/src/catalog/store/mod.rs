@@ -337,11 +337,8 @@ impl Store {
 fn slug(name: &str) -> String {
     const LENGTH_MAX: usize = 96;
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | '-');
-    let readable: String = name
-        .chars()
-        .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' })
-        .take(LENGTH_MAX)
-        .collect();
+    let readable: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' }).take(LENGTH_MAX).collect();
     let readable = readable.trim_start_matches('.');
     let catalogue = name.matches(':').count() == 1 && name.chars().all(|c| plain(c) || c == ':') && name.len() <= LENGTH_MAX;
     if catalogue && !name.starts_with('.') {

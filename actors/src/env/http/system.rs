@@ -85,12 +85,7 @@ impl SystemHttp {
     pub fn new(proxies: ProxyRules, roots: &TlsRoots) -> Self {
         let roots = roots.load();
         let with = |proxy: Option<&str>, variable: &str| agent(&roots, proxy, variable);
-        Self {
-            direct: with(None, ""),
-            plain: with(proxies.http(), "HTTP_PROXY"),
-            encrypted: with(proxies.https(), "HTTPS_PROXY"),
-            proxies,
-        }
+        Self { direct: with(None, ""), plain: with(proxies.http(), "HTTP_PROXY"), encrypted: with(proxies.https(), "HTTPS_PROXY"), proxies }
     }
 
     /// Follows the variables and files of the process it runs in.
