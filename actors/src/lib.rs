@@ -9,4 +9,5 @@ pub mod membership;
 pub mod secret;
 pub mod survey;
 pub mod topology;
+mod service_numbers;
 mod wake;
