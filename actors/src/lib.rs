@@ -11,3 +11,6 @@ pub mod survey;
 pub mod topology;
 mod service_numbers;
 mod wake;
+pub mod network;
+pub mod secret;
+pub mod service;
