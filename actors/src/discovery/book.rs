@@ -180,6 +180,12 @@ struct Asked {
     refused: Option<Instant>,
 }
 
+/// Whether `address` is one that this node itself listens at.
+fn leads_here(listening: &BTreeSet<SocketAddr>, interfaces: &[Interface], address: SocketAddr) -> bool {
+    let own = || address.ip().is_loopback() || address::is_own(address.ip(), interfaces);
+    listening.contains(&address) || listening.iter().any(|at| at.port() == address.port() && at.ip().is_unspecified() && own())
+}
+
 /// The book of one node.
 #[derive(Debug)]
 pub(crate) struct PeerBook {
@@ -298,12 +304,7 @@ impl PeerBook {
     }
 
     fn is_me(&self, address: SocketAddr) -> bool {
-        self.listening.contains(&address)
-            || self.listening.iter().any(|at| {
-                at.port() == address.port()
-                    && at.ip().is_unspecified()
-                    && (address.ip().is_loopback() || address::is_own(address.ip(), &self.interfaces))
-            })
+        leads_here(&self.listening, &self.interfaces, address)
     }
 
     fn note(
@@ -488,8 +489,9 @@ impl PeerBook {
             if peer.connected || peer.refused.is_some() || peer.next > now || !(peer.wanted || dialling || connections < self.target) {
                 continue;
             }
-            let (interfaces, same_host) = (&self.interfaces, peer.same_host);
+            let (interfaces, same_host, listening) = (&self.interfaces, peer.same_host, &self.listening);
             let due = peer.spots.iter_mut().filter(|spot| spot.dialled.is_none() && spot.next <= now);
+            let due = due.filter(|spot| !leads_here(listening, interfaces, spot.address));
             let ranked = due.filter_map(|spot| address::rank(spot.address, interfaces, same_host).map(|rank| (rank, spot)));
             // Among equals the one that worked before, then the one that failed least.
             let best = ranked.min_by_key(|(rank, spot)| (*rank, !spot.worked, spot.failures, spot.address));
@@ -543,7 +545,7 @@ impl PeerBook {
             let connections = self.peers.values().filter(|peer| peer.connected || peer.dialling()).count();
             for peer in self.peers.values().filter(|peer| !peer.connected) {
                 if peer.wanted || peer.dialling() || connections < self.target {
-                    let usable = peer.spots.iter().filter(|spot| spot.dialled.is_none());
+                    let usable = peer.spots.iter().filter(|spot| spot.dialled.is_none() && !self.is_me(spot.address));
                     let usable = usable.filter(|spot| address::rank(spot.address, &self.interfaces, peer.same_host).is_some());
                     if let Some(spot) = usable.map(|spot| spot.next).min() {
                         at_least(spot.max(peer.next).max(peer.refused.unwrap_or(Instant::ZERO)));

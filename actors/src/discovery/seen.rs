@@ -6,6 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::NodeId;
 
+/// A peer as it is written down: addresses as text, because that keeps the scope of link-local ones.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    node: NodeId,
+    addresses: Vec<String>,
+    starts: u16,
+}
+
 /// Name of the file in the node's folder.
 pub(crate) const FILE: &str = "peers-seen";
 /// The most peers that are kept.
@@ -20,7 +28,7 @@ const BYTES_MAX: usize = 64 * 1024;
 const FORMAT: u8 = 1;
 
 /// A peer of an earlier run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SeenPeer {
     /// Who.
     pub(crate) node: NodeId,
@@ -40,10 +48,12 @@ pub(crate) fn encode(peers: &[SeenPeer]) -> Vec<u8> {
     let mut peers = peers.to_vec();
     peers.sort_by_key(|peer| peer.starts);
     peers.truncate(PEERS_MAX);
-    for peer in &mut peers {
-        peer.addresses.truncate(ADDRESSES_MAX);
-    }
-    postcard::to_extend(&peers, vec![FORMAT]).unwrap_or_default()
+    let lines = peers.iter().map(|peer| Line {
+        node: peer.node,
+        addresses: peer.addresses.iter().take(ADDRESSES_MAX).map(SocketAddr::to_string).collect(),
+        starts: peer.starts,
+    });
+    postcard::to_extend(&lines.collect::<Vec<Line>>(), vec![FORMAT]).unwrap_or_default()
 }
 
 /// Reads the file and counts one more start for every peer in it.
@@ -52,16 +62,16 @@ pub(crate) fn decode(content: &[u8]) -> Result<Vec<SeenPeer>, SeenError> {
         [FORMAT, body @ ..] if content.len() <= BYTES_MAX => body,
         _ => return Err(SeenError),
     };
-    let mut peers: Vec<SeenPeer> = postcard::from_bytes(body).map_err(|_| SeenError)?;
-    if peers.len() > PEERS_MAX {
+    let lines: Vec<Line> = postcard::from_bytes(body).map_err(|_| SeenError)?;
+    if lines.len() > PEERS_MAX {
         return Err(SeenError);
     }
-    for peer in &mut peers {
-        peer.starts = peer.starts.saturating_add(1);
-        peer.addresses.truncate(ADDRESSES_MAX);
-    }
-    peers.retain(|peer| peer.starts <= STARTS_MAX && !peer.addresses.is_empty());
-    Ok(peers)
+    let peers = lines.into_iter().map(|line| SeenPeer {
+        node: line.node,
+        addresses: line.addresses.iter().take(ADDRESSES_MAX).filter_map(|address| address.parse().ok()).collect(),
+        starts: line.starts.saturating_add(1),
+    });
+    Ok(peers.filter(|peer| peer.starts <= STARTS_MAX && !peer.addresses.is_empty()).collect())
 }
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ pub enum Message {
     Want(Vec<NodeId>),
     /// Here they are.
     Cards(Vec<Arc<NodeCard>>),
-    /// I am about to close this connection and am well.
+    /// I do not need this connection: close it if you do not either. It says nothing against my health.
     Parting,
 }
 

@@ -13,7 +13,7 @@ mod simulated_tests;
 mod swim;
 mod view;
 
-pub use actor::{Membership, MembershipError, MembershipMessage, MembershipOptions, MembershipService, Subscription};
+pub use actor::{Membership, MembershipActor, MembershipArguments, MembershipError, MembershipMessage, MembershipService, Subscription};
 pub use life::{LifeError, next_incarnation};
 pub use message::Message;
 pub use swim::Timing;

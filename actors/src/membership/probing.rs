@@ -174,6 +174,13 @@ impl Swim {
             && !self.watched.contains_key(&probe.target)
         {
             self.want(probe.target, false);
+            // It was not connected when the audit began.
+            if self.links.len() > self.timing.mesh
+                && let Some(link) = self.links.get_mut(&probe.target)
+            {
+                link.parting = true;
+                self.send(probe.target, Message::Parting);
+            }
         }
     }
 
@@ -261,8 +268,11 @@ impl Swim {
                 self.probe(now, target, allowed);
             }
         }
-        if let Some(target) = self.next_unconnected() {
-            self.audit(now, target);
+        if now >= self.next_audit {
+            self.next_audit = now + self.dice.jitter(self.timing.audit);
+            if let Some(target) = self.next_unconnected() {
+                self.audit(now, target);
+            }
         }
     }
 

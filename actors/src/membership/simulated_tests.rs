@@ -52,8 +52,7 @@ struct Network {
     /// Messages lost of a thousand.
     loss: u64,
     delay: Duration,
-    /// Whom a node connects to on its own.
-    degree: usize,
+    timing: Timing,
 }
 
 fn pair(a: usize, b: usize) -> (usize, usize) {
@@ -62,6 +61,10 @@ fn pair(a: usize, b: usize) -> (usize, usize) {
 
 impl Network {
     fn new(count: usize, seed: u64) -> Self {
+        Self::with(count, seed, Timing::default())
+    }
+
+    fn with(count: usize, seed: u64, timing: Timing) -> Self {
         let mut network = Self {
             now: Instant::ZERO,
             dice: Dice::new(seed),
@@ -73,7 +76,7 @@ impl Network {
             cut: BTreeSet::new(),
             loss: 0,
             delay: Duration::from_millis(2),
-            degree: 16,
+            timing,
         };
         for index in 0..count {
             network.hosts.push(Host { swim: None, life: 0, paused_until: Instant::ZERO, events: Vec::new(), sent: 0 });
@@ -86,7 +89,7 @@ impl Network {
         let host = &mut self.hosts[index];
         host.life += 1;
         let card = test_card(id(index), host.life);
-        host.swim = Some(Swim::new(self.now, Timing::default(), card, self.dice.next()));
+        host.swim = Some(Swim::new(self.now, self.timing, card, self.dice.next()));
         host.events.clear();
         self.meet(index);
     }
@@ -95,7 +98,7 @@ impl Network {
     fn meet(&mut self, index: usize) {
         let mut others: Vec<usize> = (0..self.hosts.len()).filter(|other| *other != index).collect();
         self.dice.shuffle(&mut others);
-        others.truncate(self.degree);
+        others.truncate(self.timing.mesh);
         for other in others {
             let soon = self.now + self.dice.jitter(Duration::from_millis(50));
             self.push(soon, Happening::Connect { a: index, b: other });
@@ -170,8 +173,11 @@ impl Network {
                     self.step(index, Input::Disconnected { peer: id(peer), broken: false });
                     if !self.cut.contains(&pair(index, peer)) {
                         self.push(now + self.delay, Happening::Closed { at: peer, peer: index });
-                        // Both are heard of by their beacons, so they connect again.
-                        self.push(now + Duration::from_millis(500), Happening::Connect { a: index, b: peer });
+                        // Both are heard of by their beacons, so they connect again if they have few connections.
+                        let few = |host: usize| self.links.iter().filter(|(a, b)| *a == host || *b == host).count() < self.timing.mesh;
+                        if few(index) || few(peer) {
+                            self.push(now + Duration::from_millis(500), Happening::Connect { a: index, b: peer });
+                        }
                     }
                 }
                 Output::Want { .. } | Output::View(_) | Output::Superseded => {}
@@ -428,12 +434,13 @@ fn a_new_card_reaches_all() {
 #[test]
 fn the_cost_of_a_node_does_not_grow_with_the_cluster() {
     let sent = |count: usize| {
-        let mut network = Network::new(count, 29);
-        network.degree = 8;
+        let mut network = Network::with(count, 29, Timing { mesh: 8, ..Timing::default() });
         network.run(at(10_000));
         let before: u64 = network.hosts.iter().map(|host| host.sent).sum();
         network.run(at(20_000));
         let after: u64 = network.hosts.iter().map(|host| host.sent).sum();
+        assert!((0..count).all(|observer| network.deaths(observer) == 0));
+        network.assert_converged();
         (after - before) as f64 / count as f64 / 10.0
     };
     let (small, large) = (sent(20), sent(120));

@@ -3,7 +3,7 @@
 //! Each round (half a second) a node pings a few peers that it is connected to, at most [`Timing::fanout`], in a
 //! random order that visits everybody. One that does not answer is pinged through others; if that fails too it is
 //! suspected, everybody hears of it, and unless it objects within a second it is dead. Members that are not
-//! connected are audited through others at the same slow pace. News ride on the pings. So what a node sends does not
+//! connected are audited through others at a slow pace. News ride on the pings. So what a node sends does not
 //! depend on the size of the cluster. Only peers that are *watched*, the other members of an instance, are pinged
 //! every quarter of a second.
 //!
@@ -58,6 +58,10 @@ pub struct Timing {
     pub silence: Duration,
     /// Time to object for a watched member, and for one whose connection was closed by its end.
     pub suspicion_short: Duration,
+    /// Pause between audits of members that are not connected.
+    pub audit: Duration,
+    /// Connections up to which one that was made for an audit is kept.
+    pub mesh: usize,
 }
 
 impl Default for Timing {
@@ -73,6 +77,8 @@ impl Default for Timing {
             beat: Duration::from_millis(250),
             silence: Duration::from_millis(550),
             suspicion_short: Duration::from_millis(400),
+            audit: Duration::from_secs(2),
+            mesh: crate::discovery::CONNECTIONS_TARGET,
         }
     }
 }
@@ -143,7 +149,7 @@ pub(super) struct Suspicion {
 pub(super) struct Link {
     /// The last ping on it, for the round-trip time.
     pub(super) ping: Option<(u32, Instant)>,
-    /// The peer said that it will close it.
+    /// One of the two said that it is not needed, so its end means nothing.
     pub(super) parting: bool,
     reminded: Option<Instant>,
 }
@@ -172,6 +178,7 @@ pub(crate) struct Swim {
     pub(super) rotation: Vec<NodeId>,
     pub(super) audits: Vec<NodeId>,
     pub(super) next_round: Instant,
+    pub(super) next_audit: Instant,
     next_compare: Instant,
     due: Instant,
     superseded: bool,
@@ -213,6 +220,7 @@ impl Swim {
             rotation: Vec::new(),
             audits: Vec::new(),
             next_round: first,
+            next_audit: first,
             next_compare: first + dice.jitter(COMPARE_EVERY),
             due: first,
             superseded: false,
@@ -380,8 +388,11 @@ impl Swim {
         self.dirty = true;
         let hello = Hello { card: Arc::clone(&self.my_card), version: self.my_claim.version };
         self.send(peer, Message::Hello(hello));
-        // Both sides say all they know, so neither has to ask.
-        self.send_digest(peer, false);
+        // Two that know the same, which is the rule once a cluster stands, need not tell each other.
+        if self.me < peer {
+            let summary = Message::Summary(self.fingerprint());
+            self.send(peer, summary);
+        }
         if let Some(member) = self.members.get_mut(&peer) {
             member.contact = now;
         }
@@ -448,11 +459,7 @@ impl Swim {
                     self.accept_card(now, from, card);
                 }
             }
-            Message::Parting => {
-                if let Some(link) = self.links.get_mut(&from) {
-                    link.parting = true;
-                }
-            }
+            Message::Parting => self.parting(from),
         }
         if !greets {
             self.remind(now, from);
@@ -467,6 +474,17 @@ impl Swim {
         if wrong && link.reminded.is_none_or(|at| now.since(at) >= REMIND_PAUSE) {
             link.reminded = Some(now);
             self.send(peer, Message::News(Updates { updates: vec![claim] }));
+        }
+    }
+
+    /// A peer needs the connection no longer. The one who is told closes it, so that the word is never lost.
+    fn parting(&mut self, peer: NodeId) {
+        let spare = self.links.len() > self.timing.mesh && !self.wanted.contains(&peer);
+        if let Some(link) = self.links.get_mut(&peer)
+            && spare
+        {
+            link.parting = true;
+            self.out.push(Output::Disconnect(peer));
         }
     }
 

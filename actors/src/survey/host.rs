@@ -21,7 +21,7 @@ pub(super) fn id() -> u128 {
     if machine.is_none() && boot.is_none() {
         // Systems without those files.
         hasher.update(name().as_bytes());
-        hasher.update(&sysinfo::System::boot_time().to_le_bytes());
+        hasher.update(&sysinfo::System::boot_time().unwrap_or(0).to_le_bytes());
     }
     for part in [machine, boot, network.map(|path| path.as_os_str().as_encoded_bytes().to_vec())] {
         let part = part.unwrap_or_default();
