@@ -174,9 +174,7 @@ impl NodeBuilder {
         let facts = Facts::read();
         let threads = self.threads.unwrap_or_else(|| facts.cores.max(1));
         let compute = self.compute.unwrap_or_else(|| {
-            let mut devices = vec![survey::processor(&*clock, threads)];
-            devices.extend(facts.unused_devices.clone());
-            Arc::new(EngineCompute::new(devices, Arc::clone(&clock)))
+            Arc::new(EngineCompute::new(vec![survey::processor(&*clock, threads)], Arc::clone(&clock)))
         });
         let offered = self.memory.unwrap_or_else(|| survey::default_offer(&facts.memory));
         let incarnation = Incarnation(rng.next_u64("incarnation"));

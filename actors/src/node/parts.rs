@@ -13,7 +13,7 @@ use super::lock::FolderLock;
 use super::{Inner, Node};
 use crate::card::{ModelOnDisk, NodeCard};
 use crate::catalog::{Catalog, CatalogEffects, CatalogSettings};
-use crate::conductor::journal::{Journal, JournalReply, JournalRequest, JournalStore};
+use crate::conductor::journal::{Journal, JournalRequest, JournalStore};
 use crate::conductor::{Ground, Placement, PlacementActor, PlacementArguments, PlacementMsg, Schedulers};
 use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
 use crate::env::{Beacon, Env, NetworkConfig};
@@ -281,7 +281,6 @@ fn keep_journal(journal: &Mutex<JournalStore>, call: Inbound<Journal>) {
             }
         }
     }
-    let _: Option<JournalReply> = None;
 }
 
 /// Stops the supervisor, and with it every part, unless told to keep it.
