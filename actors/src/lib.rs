@@ -4,4 +4,5 @@ pub mod card;
 pub mod env;
 pub mod ids;
 pub mod lease;
+pub mod plan;
 pub mod secret;
