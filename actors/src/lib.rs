@@ -5,4 +5,6 @@ pub mod env;
 pub mod ids;
 pub mod lease;
 pub mod plan;
+pub mod network;
 pub mod secret;
+pub mod service;
