@@ -23,7 +23,6 @@ pub use error::{AcquireError, LeaseError, LostReason};
 pub use keeper::{HeldLease, LostLease};
 pub(crate) use size::size;
 pub use types::{
-    Beneficiary, EndReason, Grant, HolderUse, LeaseInfo, LeaseSpec, LeaseState, LeaseToken, LeaseUse, LeaseView, Purpose, TokenSeed,
-    Totals,
+    Beneficiary, EndReason, Grant, HolderUse, LeaseInfo, LeaseSpec, LeaseState, LeaseToken, LeaseUse, LeaseView, Purpose, TokenSeed, Totals,
 };
 pub use wire::{LeaseNotice, LeaseReply, LeaseRequest};

@@ -31,7 +31,7 @@ pub const CLAIM: Duration = Duration::from_millis(500);
 pub const SLACK: Duration = Duration::from_millis(2000);
 
 /// How long the holder waits for the answer to one request.
-pub const CALL_DEADLINE: Duration = Duration::from_secs(3);
+pub const CALL_DEADLINE: Duration = Duration::from_millis(2500);
 
 /// How long the holder waits before it repeats a request that got no answer.
 pub const RETRY: Duration = Duration::from_millis(300);

@@ -157,10 +157,17 @@ pub struct HeldLease {
 #[derive(Debug)]
 enum State {
     /// A request for it is on its way, or due at `next`.
-    Asking { next: Option<Instant>, give_up: Instant },
+    Asking {
+        next: Option<Instant>,
+        give_up: Instant,
+    },
     Held(Holding),
     /// Being given back.
-    Leaving { request: LeaseRequest, next: Option<Instant>, give_up: Instant },
+    Leaving {
+        request: LeaseRequest,
+        next: Option<Instant>,
+        give_up: Instant,
+    },
 }
 
 #[derive(Debug)]
@@ -231,9 +238,7 @@ impl Keeper {
             .values()
             .filter_map(|entry| match &entry.state {
                 State::Asking { next, .. } => *next,
-                State::Held(Holding { until, renew_at, asked, .. }) => {
-                    Some(if asked.is_none() { (*until).min(*renew_at) } else { *until })
-                }
+                State::Held(Holding { until, renew_at, asked, .. }) => Some(if asked.is_none() { (*until).min(*renew_at) } else { *until }),
                 State::Leaving { next, .. } => *next,
             })
             .min()
@@ -247,9 +252,7 @@ impl Keeper {
     /// What is held, by id.
     pub fn held(&self) -> impl Iterator<Item = HeldLease> + '_ {
         self.entries.values().filter_map(|entry| match &entry.state {
-            State::Held(holding) => {
-                Some(HeldLease { spec: entry.spec.clone(), grant: holding.grant.clone(), until: holding.until })
-            }
+            State::Held(holding) => Some(HeldLease { spec: entry.spec.clone(), grant: holding.grant.clone(), until: holding.until }),
             _ => None,
         })
     }
@@ -259,14 +262,7 @@ impl Keeper {
         self.entries.is_empty() && self.batches.is_empty()
     }
 
-    fn answer(
-        &mut self,
-        now: Instant,
-        call: CallKey,
-        owner: NodeId,
-        result: Result<LeaseReply, CallFailure>,
-        out: &mut Vec<Output>,
-    ) {
+    fn answer(&mut self, now: Instant, call: CallKey, owner: NodeId, result: Result<LeaseReply, CallFailure>, out: &mut Vec<Output>) {
         let Some(entry) = self.entries.get_mut(&call.lease) else { return };
         if entry.owner != owner {
             return;

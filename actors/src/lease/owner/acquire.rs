@@ -91,7 +91,10 @@ impl Owner {
         let lease = spec.id;
         let ttl = self.config.ttl;
         let Some(record) = self.leases.get_mut(&lease) else { return Err(LeaseError::UnknownLease { lease }) };
-        if let Some(instance) = record.instance() {
+        // A holder that was superseded hears that; to anybody else the lease is just another node's.
+        if let Some(instance) = record.instance()
+            && record.spec.beneficiary == spec.beneficiary
+        {
             self.terms.current(instance, spec.term)?;
         }
         if record.holder != from {

@@ -16,9 +16,7 @@ use std::time::Duration;
 
 use super::error::LeaseError;
 use super::timing;
-use super::types::{
-    Beneficiary, EndReason, Grant, LeaseInfo, LeaseSpec, LeaseState, LeaseToken, LeaseUse, LeaseView, TokenSeed, Totals,
-};
+use super::types::{Beneficiary, EndReason, Grant, LeaseInfo, LeaseSpec, LeaseState, LeaseToken, LeaseUse, LeaseView, TokenSeed, Totals};
 use super::wire::{LeaseNotice, LeaseReply, LeaseRequest};
 use crate::env::Instant;
 use crate::ids::{Incarnation, InstanceId, LeaseId, NodeId, Term};
@@ -298,14 +296,7 @@ impl Owner {
         Ok(ttl)
     }
 
-    fn release(
-        &mut self,
-        from: NodeId,
-        lease: LeaseId,
-        token: LeaseToken,
-        term: Term,
-        out: &mut Vec<Output>,
-    ) -> Result<(), LeaseError> {
+    fn release(&mut self, from: NodeId, lease: LeaseId, token: LeaseToken, term: Term, out: &mut Vec<Output>) -> Result<(), LeaseError> {
         match self.authorised(from, lease, token, term) {
             Ok(_) => {
                 self.end(lease, EndReason::Released, out);

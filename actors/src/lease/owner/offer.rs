@@ -31,7 +31,11 @@ impl Owner {
         out.push(Output::OverCommitted { bytes: over });
         let mut candidates = self.candidates(now);
         candidates.sort_by(|a, b| {
-            a.class.cmp(&b.class).then_with(|| b.idle.cmp(&a.idle)).then_with(|| b.order.cmp(&a.order)).then_with(|| a.leases.cmp(&b.leases))
+            a.class
+                .cmp(&b.class)
+                .then_with(|| b.idle.cmp(&a.idle))
+                .then_with(|| b.order.cmp(&a.order))
+                .then_with(|| a.leases.cmp(&b.leases))
         });
         for candidate in candidates {
             if self.used - self.fenced <= bytes {

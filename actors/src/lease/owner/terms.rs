@@ -78,14 +78,8 @@ mod tests {
         let instance = InstanceId(1);
         assert_eq!(terms.check(instance, term(3, 1)), Ok(false));
         assert!(!terms.bind(instance, term(3, 1)));
-        assert_eq!(
-            terms.check(instance, term(3, 2)),
-            Err(LeaseError::TermTaken { instance, counter: 3, by: NodeId([1; 32]) })
-        );
-        assert_eq!(
-            terms.check(instance, term(2, 9)),
-            Err(LeaseError::StaleTerm { instance, yours: term(2, 9), current: term(3, 1) })
-        );
+        assert_eq!(terms.check(instance, term(3, 2)), Err(LeaseError::TermTaken { instance, counter: 3, by: NodeId([1; 32]) }));
+        assert_eq!(terms.check(instance, term(2, 9)), Err(LeaseError::StaleTerm { instance, yours: term(2, 9), current: term(3, 1) }));
         assert_eq!(terms.check(instance, term(4, 2)), Ok(true));
         assert!(terms.bind(instance, term(4, 2)));
         assert!(terms.current(instance, term(3, 1)).is_err());

@@ -92,13 +92,7 @@ fn term(counter: u64, n: u8) -> Term {
 }
 
 fn renew(grant: &Grant) -> LeaseRequest {
-    LeaseRequest::Renew {
-        lease: grant.lease,
-        token: grant.token,
-        incarnation: grant.incarnation,
-        term: grant.term,
-        idle: Duration::ZERO,
-    }
+    LeaseRequest::Renew { lease: grant.lease, token: grant.token, incarnation: grant.incarnation, term: grant.term, idle: Duration::ZERO }
 }
 
 fn release(grant: &Grant) -> LeaseRequest {
@@ -273,7 +267,10 @@ fn a_lower_offer_ends_users_first_and_then_the_idlest_instance_as_a_whole() {
     assert_eq!(std::mem::take(&mut bench.fencing), [LeaseId(4)]);
     assert_eq!(bench.owner.totals().over_committed(), 15 * MB);
     // Nothing is granted while more is lent than offered.
-    assert!(matches!(bench.refusal(at(2.0), node(3), LeaseRequest::Acquire(spec(9, 9, 70 * MB, term(1, 3)))), LeaseError::OutOfMemory { .. }));
+    assert!(matches!(
+        bench.refusal(at(2.0), node(3), LeaseRequest::Acquire(spec(9, 9, 70 * MB, term(1, 3)))),
+        LeaseError::OutOfMemory { .. }
+    ));
     bench.step(at(2.1), Input::Fenced(LeaseId(4)));
     bench.step(at(2.2), Input::Offer(50 * MB));
     assert_eq!(bench.fencing, [LeaseId(2), LeaseId(3)]);
