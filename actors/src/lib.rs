@@ -14,7 +14,6 @@ pub mod membership;
 pub mod plan;
 pub mod network;
 pub mod node;
-pub mod plan;
 pub mod request;
 pub mod scheduler;
 pub mod secret;
