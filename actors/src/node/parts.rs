@@ -138,27 +138,33 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     let catalog = Catalog::start(settings.catalog, effects).await?;
 
     let workers = Arc::new(Mutex::new(None::<ActorRef<WorkersMsg>>));
+    let leases = Leases::new(node, settings.incarnation, settings.offered, Arc::clone(&env.clock));
     let fence = Arc::clone(&workers);
-    let (leases, keeper) = super::memory::start(
-        &add,
-        super::memory::Settings {
-            env: env.clone(),
-            node,
-            incarnation: settings.incarnation,
-            offered: settings.offered,
-            services: services.clone(),
-            membership: membership.clone(),
-            fence: Arc::new(move |lease, done| match fence.lock().unwrap_or_else(PoisonError::into_inner).clone() {
-                // If the workers have stopped, so have their threads: dropping the message calls nothing, so say it here.
-                Some(workers) => {
-                    if let Err(error) = workers.send_message(WorkersMsg::Fence(lease, done)) {
-                        tracing::debug!(target: "shoal::node", %error, "no workers to fence");
-                    }
-                }
-                None => done(),
-            }),
-        },
-    )
+    let arguments = LeasesArguments {
+        handle: leases.clone(),
+        env: env.clone(),
+        services: services.clone(),
+        on_fence: Arc::new(move |lease, holds| match fence.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+            Some(workers) => drop(workers.cast(WorkersMsg::Fence(lease, holds))),
+            // Nothing has been loaded yet.
+            None => holds(),
+        }),
+        // Frames carry their term, and a stage's links are made for one: there is nothing to turn off.
+        on_term: Arc::new(|_, _| {}),
+    };
+    add(child("the lease owner", move |cell| {
+        let arguments = arguments.clone();
+        async move { Ok(LeasesActor::start(arguments, Some(cell)).await?.get_cell()) }
+    }))
+    .await?;
+    let announce = membership.clone();
+    leases.subscribe(Box::new(move |totals| announce.update_card(move |card| card.memory_free_bytes = totals.free())));
+    let keeper = LeaseKeeper::new(Arc::clone(&env.clock), services.clone());
+    let arguments = LeaseKeeperArguments { handle: keeper.clone(), env: env.clone() };
+    add(child("the lease keeper", move |cell| {
+        let arguments = arguments.clone();
+        async move { Ok(LeaseKeeperActor::start(arguments, Some(cell)).await?.get_cell()) }
+    }))
     .await?;
 
     let announce = membership.clone();
