@@ -6,7 +6,6 @@ use std::time::Duration;
 use futures::future::join_all;
 use shoal_transport::provider::Expected;
 
-use super::journal;
 use crate::card::ModelCard;
 use crate::catalog::LocalModel;
 use crate::env::{Env, TextModel};

@@ -387,12 +387,14 @@ impl Actor for NodeSupervisor {
         event: SupervisionEvent,
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
-        let fatal = match state.supervision.handle(&me.get_cell(), &event).await {
+        // A part that holds memory of instances cannot be replaced by a fresh one.
+        let vital = match &event {
+            SupervisionEvent::ActorFailed(who, error) if state.vital.contains(&who.get_id()) => Some(error.to_string()),
+            _ => None,
+        };
+        let fatal = match state.supervision.handle(&me.get_cell(), event).await {
             Err(error) => Some(error.to_string()),
-            Ok(()) => match &event {
-                SupervisionEvent::ActorFailed(who, error) if state.vital.contains(&who.get_id()) => Some(error.to_string()),
-                _ => None,
-            },
+            Ok(()) => vital,
         };
         if let Some(reason) = fatal.filter(|_| !state.stopping) {
             tracing::error!(target: "shoal::node", %reason, "the node stops");
