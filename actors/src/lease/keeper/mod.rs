@@ -96,6 +96,8 @@ pub enum Input {
     Release(Vec<LeaseId>),
     /// The memory of this beneficiary is in use.
     Touch(Beneficiary),
+    /// The shell has lost the calls that were under way and those who waited for sets.
+    Restarted,
     /// Give everything back and take nothing more.
     Stop,
     /// Time has passed; due at [`Keeper::next_wake`].
@@ -225,6 +227,7 @@ impl Keeper {
                     }
                 }
             }
+            Input::Restarted => self.restart(now, &mut out),
             Input::Stop => self.stop(now, &mut out),
             Input::Tick => {}
         }
@@ -388,6 +391,19 @@ impl Keeper {
         entry.batch = None;
         // Past its time to live the owner ends the lease without being told.
         entry.state = State::Leaving { request, next: Some(now), give_up: now + timing::TTL };
+    }
+
+    fn restart(&mut self, now: Instant, out: &mut Vec<Output>) {
+        let batches: Vec<BatchKey> = self.batches.keys().copied().collect();
+        for batch in batches {
+            self.fail(now, batch, AcquireError::Cancelled, out);
+        }
+        for entry in self.entries.values_mut() {
+            match &mut entry.state {
+                State::Held(holding) => holding.asked = None,
+                State::Asking { next, .. } | State::Leaving { next, .. } => *next = Some(now),
+            }
+        }
     }
 
     fn stop(&mut self, now: Instant, out: &mut Vec<Output>) {
