@@ -1,6 +1,8 @@
 //! The holder's actor: the shell around [`Keeper`], and the handle that conductors and users' programs use it by.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,9 +15,10 @@ use super::leases::{LeasesStartError, start_error};
 use super::types::{Beneficiary, Grant, LeaseSpec};
 use super::wire::{LeaseReply, LeaseRequest};
 use super::{Leases, timing};
-use crate::env::{Clock, Env, Instant, Spawner};
+use crate::env::{Clock, Env, Spawner};
 use crate::ids::{InstanceId, LeaseId, NodeId, Term};
 use crate::service::{CallError, Inbound, Services};
+use crate::wake::Wake;
 
 /// Hears of leases that are gone without having been given back. It must not block.
 pub type LostSubscriber = Box<dyn Fn(&LostLease) + Send + Sync>;
@@ -28,7 +31,6 @@ pub struct LeaseKeeper {
 
 struct Shared {
     clock: Arc<dyn Clock>,
-    spawner: Arc<dyn Spawner>,
     services: Services,
     last_batch: AtomicU64,
     state: Mutex<State>,
@@ -38,13 +40,13 @@ struct Shared {
 #[derive(Default)]
 struct State {
     keeper: Keeper,
-    actor: Option<ActorRef<KeeperMessage>>,
+    actor: Option<ActorRef<LeaseKeeperMessage>>,
 }
 
 type Answer = oneshot::Sender<Result<Vec<Grant>, AcquireError>>;
 
 /// What the actor hears.
-pub enum KeeperMessage {
+pub enum LeaseKeeperMessage {
     /// From an owner.
     Notice(Inbound<LeaseKeeper>),
     /// From this node.
@@ -58,25 +60,28 @@ pub enum KeeperMessage {
         /// Where the answer goes.
         answer: oneshot::Sender<Result<Vec<Grant>, AcquireError>>,
     },
+    /// Give these back, and say so when it is done.
+    Release(Vec<LeaseId>, oneshot::Sender<()>),
     /// Give everything back, and say so when it is done.
     Stop(oneshot::Sender<()>),
-    /// From a timer.
-    Wake(Instant),
+    /// From its alarm clock.
+    Wake,
 }
 
-impl fmt::Debug for KeeperMessage {
+impl fmt::Debug for LeaseKeeperMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Notice(inbound) => write!(f, "Notice({inbound:?})"),
             Self::Input(input) => write!(f, "Input({input:?})"),
             Self::Acquire { batch, wanted, .. } => write!(f, "Acquire({batch:?}, {} leases)", wanted.len()),
             Self::Stop(_) => f.write_str("Stop"),
-            Self::Wake(at) => write!(f, "Wake({at:?})"),
+            Self::Release(leases, _) => write!(f, "Release({leases:?})"),
+            Self::Wake => f.write_str("Wake"),
         }
     }
 }
 
-impl From<Inbound<LeaseKeeper>> for KeeperMessage {
+impl From<Inbound<LeaseKeeper>> for LeaseKeeperMessage {
     fn from(inbound: Inbound<LeaseKeeper>) -> Self {
         Self::Notice(inbound)
     }
@@ -105,24 +110,17 @@ pub enum ClaimError {
 }
 
 impl LeaseKeeper {
-    /// A holder of nothing, before its actor runs.
-    pub fn new(env: &Env, services: Services) -> Self {
-        let shared = Shared {
-            clock: Arc::clone(&env.clock),
-            spawner: Arc::clone(&env.spawner),
-            services,
-            last_batch: AtomicU64::new(0),
-            state: Mutex::default(),
-            subscribers: Mutex::default(),
-        };
-        Self { shared: Arc::new(shared) }
+    /// A holder of nothing, on the node of `services`, before its actor runs.
+    pub fn new(clock: Arc<dyn Clock>, services: Services) -> Self {
+        let (state, subscribers) = (Mutex::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { clock, services, last_batch: AtomicU64::new(0), state, subscribers }) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send(&self, message: KeeperMessage) -> bool {
+    fn send(&self, message: LeaseKeeperMessage) -> bool {
         let actor = self.state().actor.clone();
         actor.is_some_and(|actor| actor.send_message(message).is_ok())
     }
@@ -136,24 +134,36 @@ impl LeaseKeeper {
     pub async fn acquire_all(&self, wanted: Vec<(NodeId, LeaseSpec)>) -> Result<Vec<Grant>, AcquireError> {
         let batch = BatchKey(self.shared.last_batch.fetch_add(1, Ordering::Relaxed));
         let (answer, granted) = oneshot::channel();
-        if !self.send(KeeperMessage::Acquire { batch, wanted, answer }) {
+        if !self.send(LeaseKeeperMessage::Acquire { batch, wanted, answer }) {
             return Err(AcquireError::Stopped);
         }
-        let guard = CancelOnDrop { keeper: self, batch };
-        let result = granted.await.unwrap_or(Err(AcquireError::Stopped));
-        // It is decided: there is nothing left to cancel.
-        std::mem::drop(guard);
+        let mut pending = Pending { keeper: self, batch, granted, heard: false };
+        let result = (&mut pending.granted).await.unwrap_or(Err(AcquireError::Stopped));
+        pending.heard = true;
         result
     }
 
-    /// Gives leases back. Unknown ones are ignored.
-    pub fn release(&self, leases: Vec<LeaseId>) {
-        self.send(KeeperMessage::Input(Input::Release(leases)));
+    /// Gives leases back; unknown ones are ignored. Resolves when their owners have heard it, or after
+    /// [`timing::CALL_DEADLINE`]: the keeper goes on trying by itself. The leases may not be used any more from the
+    /// call on, whether or not the future is waited for.
+    pub fn release(&self, leases: &[LeaseId]) -> impl Future<Output = ()> + Send + 'static {
+        let (done, all_back) = oneshot::channel();
+        let sent = self.send(LeaseKeeperMessage::Release(leases.to_vec(), done));
+        self.patiently(sent, all_back)
+    }
+
+    fn patiently(&self, sent: bool, done: oneshot::Receiver<()>) -> impl Future<Output = ()> + Send + 'static {
+        let patience = self.shared.clock.sleep_until(self.shared.clock.now() + timing::CALL_DEADLINE);
+        async move {
+            if sent {
+                futures::future::select(done, patience).await;
+            }
+        }
     }
 
     /// Notes that memory of this beneficiary is in use, so that its owners take idle leases first when they must.
     pub fn touch(&self, beneficiary: Beneficiary) {
-        self.send(KeeperMessage::Input(Input::Touch(beneficiary)));
+        self.send(LeaseKeeperMessage::Input(Input::Touch(beneficiary)));
     }
 
     /// Whether a lease may be used at this moment. It may not from shortly before its owner's deadline on.
@@ -188,7 +198,7 @@ impl LeaseKeeper {
         match self.shared.services.remote::<Leases>(owner).call(request, timing::CALL_DEADLINE).await {
             Ok(LeaseReply::Claimed { leases }) => {
                 for (spec, grant) in &leases {
-                    self.send(KeeperMessage::Input(Input::Adopt { spec: spec.clone(), grant: grant.clone(), sent }));
+                    self.send(LeaseKeeperMessage::Input(Input::Adopt { spec: spec.clone(), grant: grant.clone(), sent }));
                 }
                 Ok(leases)
             }
@@ -200,12 +210,10 @@ impl LeaseKeeper {
 
     /// Gives everything back and acquires nothing more. Resolves when all owners have heard it, or after
     /// [`timing::CALL_DEADLINE`].
-    pub async fn stop(&self) {
+    pub fn stop(&self) -> impl Future<Output = ()> + Send + 'static {
         let (done, all_back) = oneshot::channel();
-        if self.send(KeeperMessage::Stop(done)) {
-            let patience = self.shared.clock.sleep_until(self.shared.clock.now() + timing::CALL_DEADLINE);
-            futures::future::select(all_back, patience).await;
-        }
+        let sent = self.send(LeaseKeeperMessage::Stop(done));
+        self.patiently(sent, all_back)
     }
 }
 
@@ -215,31 +223,55 @@ impl fmt::Debug for LeaseKeeper {
     }
 }
 
-/// Gives a set up if whoever wanted it is gone before it was decided.
-struct CancelOnDrop<'a> {
+/// A set that somebody waits for. Whoever stops waiting wants none of it.
+struct Pending<'a> {
     keeper: &'a LeaseKeeper,
     batch: BatchKey,
+    granted: oneshot::Receiver<Result<Vec<Grant>, AcquireError>>,
+    heard: bool,
 }
 
-impl Drop for CancelOnDrop<'_> {
+impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        self.keeper.send(KeeperMessage::Input(Input::Cancel(self.batch)));
+        if self.heard {
+            return;
+        }
+        // The answer may have come without being heard; after this it cannot.
+        self.granted.close();
+        let input = match self.granted.try_recv() {
+            Ok(Ok(grants)) => Input::Release(grants.into_iter().map(|grant| grant.lease).collect()),
+            Ok(Err(_)) => return,
+            Err(_) => Input::Cancel(self.batch),
+        };
+        self.keeper.send(LeaseKeeperMessage::Input(input));
     }
+}
+
+/// What a [`LeaseKeeperActor`] is started with. A clone starts its successor.
+#[derive(Debug, Clone)]
+pub struct LeaseKeeperArguments {
+    /// What others use it by.
+    pub handle: LeaseKeeper,
+    /// Time and tasks.
+    pub env: Env,
 }
 
 /// Runs a node's [`LeaseKeeper`].
 #[derive(Debug, Clone, Copy, Default)]
-pub struct KeeperActor;
+pub struct LeaseKeeperActor;
 
-impl KeeperActor {
+impl LeaseKeeperActor {
     /// Starts the actor, linked to `supervisor` if there is one, and listens for owners' notices with it.
     ///
     /// # Errors
     /// If the service is served already or the actor does not start.
-    pub async fn start(keeper: LeaseKeeper, supervisor: Option<ActorCell>) -> Result<ActorRef<KeeperMessage>, LeasesStartError> {
+    pub async fn start(
+        arguments: LeaseKeeperArguments,
+        supervisor: Option<ActorCell>,
+    ) -> Result<ActorRef<LeaseKeeperMessage>, LeasesStartError> {
         let started = match supervisor {
-            Some(supervisor) => Actor::spawn_linked(None, Self, keeper, supervisor).await,
-            None => Actor::spawn(None, Self, keeper).await,
+            Some(supervisor) => Actor::spawn_linked(None, Self, arguments, supervisor).await,
+            None => Actor::spawn(None, Self, arguments).await,
         };
         started.map(|(actor, _)| actor).map_err(start_error)
     }
@@ -248,9 +280,12 @@ impl KeeperActor {
 /// What the actor keeps beside the machine.
 pub struct Running {
     keeper: LeaseKeeper,
-    answers: std::collections::BTreeMap<BatchKey, Answer>,
+    spawner: Arc<dyn Spawner>,
+    answers: BTreeMap<BatchKey, Answer>,
+    /// Who waits until none of these is on its way back.
+    leaving: Vec<(Vec<LeaseId>, oneshot::Sender<()>)>,
     stopped: Vec<oneshot::Sender<()>>,
-    wake: Option<Instant>,
+    wake: Wake,
 }
 
 impl fmt::Debug for Running {
@@ -259,47 +294,61 @@ impl fmt::Debug for Running {
     }
 }
 
-impl Actor for KeeperActor {
-    type Msg = KeeperMessage;
+impl Actor for LeaseKeeperActor {
+    type Msg = LeaseKeeperMessage;
     type State = Running;
-    type Arguments = LeaseKeeper;
+    type Arguments = LeaseKeeperArguments;
 
-    async fn pre_start(&self, myself: ActorRef<KeeperMessage>, keeper: LeaseKeeper) -> Result<Running, ActorProcessingErr> {
-        keeper.shared.services.serve_actor::<LeaseKeeper, KeeperMessage>(myself.clone())?;
+    async fn pre_start(
+        &self,
+        myself: ActorRef<LeaseKeeperMessage>,
+        arguments: LeaseKeeperArguments,
+    ) -> Result<Running, ActorProcessingErr> {
+        let LeaseKeeperArguments { handle: keeper, env } = arguments;
+        keeper.shared.services.serve_actor::<LeaseKeeper, LeaseKeeperMessage>(myself.clone())?;
         keeper.state().actor = Some(myself.clone());
-        let mut running = Running { keeper, answers: std::collections::BTreeMap::new(), stopped: Vec::new(), wake: None };
+        let wake = Wake::new("lease alarm", Arc::clone(&env.clock), Arc::clone(&env.spawner));
+        let mut running =
+            Running { keeper, spawner: env.spawner, answers: BTreeMap::new(), leaving: Vec::new(), stopped: Vec::new(), wake };
         running.step(&myself, Input::Restarted);
         Ok(running)
     }
 
-    async fn handle(&self, myself: ActorRef<KeeperMessage>, message: KeeperMessage, running: &mut Running) -> Result<(), ActorProcessingErr> {
+    async fn handle(
+        &self,
+        myself: ActorRef<LeaseKeeperMessage>,
+        message: LeaseKeeperMessage,
+        running: &mut Running,
+    ) -> Result<(), ActorProcessingErr> {
         match message {
-            KeeperMessage::Notice(Inbound { from, request, reply, .. }) => {
+            LeaseKeeperMessage::Notice(Inbound { from, request, reply, .. }) => {
                 running.step(&myself, Input::Notice { from, notice: request });
                 if let Some(reply) = reply {
                     reply.reply(());
                 }
             }
-            KeeperMessage::Input(input) => running.step(&myself, input),
-            KeeperMessage::Acquire { batch, wanted, answer } => {
+            LeaseKeeperMessage::Input(input) => running.step(&myself, input),
+            LeaseKeeperMessage::Acquire { batch, wanted, answer } => {
                 running.answers.insert(batch, answer);
                 running.step(&myself, Input::AcquireAll { batch, wanted });
             }
-            KeeperMessage::Stop(done) => {
+            LeaseKeeperMessage::Release(leases, done) => {
+                running.leaving.push((leases.clone(), done));
+                running.step(&myself, Input::Release(leases));
+            }
+            LeaseKeeperMessage::Stop(done) => {
                 running.stopped.push(done);
                 running.step(&myself, Input::Stop);
             }
-            KeeperMessage::Wake(at) => {
-                if running.wake.is_some_and(|wake| wake <= at) {
-                    running.wake = None;
-                }
+            LeaseKeeperMessage::Wake => {
+                running.wake.fired(running.keeper.shared.clock.now());
                 running.step(&myself, Input::Tick);
             }
         }
         Ok(())
     }
 
-    async fn post_stop(&self, _: ActorRef<KeeperMessage>, running: &mut Running) -> Result<(), ActorProcessingErr> {
+    async fn post_stop(&self, _: ActorRef<LeaseKeeperMessage>, running: &mut Running) -> Result<(), ActorProcessingErr> {
         running.keeper.state().actor = None;
         running.keeper.shared.services.withdraw::<LeaseKeeper>();
         Ok(())
@@ -307,7 +356,7 @@ impl Actor for KeeperActor {
 }
 
 impl Running {
-    fn step(&mut self, myself: &ActorRef<KeeperMessage>, input: Input) {
+    fn step(&mut self, myself: &ActorRef<LeaseKeeperMessage>, input: Input) {
         let shared = Arc::clone(&self.keeper.shared);
         let mut inputs = vec![input];
         while let Some(input) = inputs.pop() {
@@ -316,30 +365,23 @@ impl Running {
                 inputs.extend(self.perform(myself, output));
             }
         }
-        let (next, empty) = {
-            let state = self.keeper.state();
-            (state.keeper.next_wake(), state.keeper.is_empty())
-        };
-        if empty {
+        let state = self.keeper.state();
+        if state.keeper.is_empty() {
             for done in self.stopped.drain(..) {
                 let _ = done.send(());
             }
         }
-        if let Some(next) = next
-            && self.wake.is_none_or(|wake| next < wake)
-        {
-            self.wake = Some(next);
-            let (clock, myself) = (Arc::clone(&shared.clock), myself.clone());
-            let timer = async move {
-                clock.sleep_until(next).await;
-                let _ = myself.send_message(KeeperMessage::Wake(next));
-            };
-            shared.spawner.task("lease timer", Box::pin(timer));
+        let back = |leases: &[LeaseId]| !leases.iter().any(|&lease| state.keeper.knows(lease));
+        for (_, done) in self.leaving.extract_if(.., |(leases, done)| done.is_closed() || back(leases)) {
+            let _ = done.send(());
+        }
+        if let Some(next) = state.keeper.next_wake() {
+            self.wake.set(myself, next, LeaseKeeperMessage::Wake);
         }
     }
 
     /// Does what the machine wants, and says what follows at once.
-    fn perform(&mut self, myself: &ActorRef<KeeperMessage>, output: Output) -> Option<Input> {
+    fn perform(&mut self, myself: &ActorRef<LeaseKeeperMessage>, output: Output) -> Option<Input> {
         let shared = &self.keeper.shared;
         match output {
             Output::Send { call, to, request } => {
@@ -347,9 +389,9 @@ impl Running {
                 let task = async move {
                     let result = remote.call(request, timing::CALL_DEADLINE).await.map_err(|error| failure(&error));
                     // A keeper that has stopped has no use for answers.
-                    let _ = myself.send_message(KeeperMessage::Input(Input::Answer { call, owner: to, result }));
+                    let _ = myself.send_message(LeaseKeeperMessage::Input(Input::Answer { call, owner: to, result }));
                 };
-                shared.spawner.task("lease call", Box::pin(task));
+                self.spawner.task("lease call", Box::pin(task));
                 None
             }
             Output::Batch { batch, result } => {
@@ -361,7 +403,7 @@ impl Running {
                 unheard.ok().map(|grants| Input::Release(grants.into_iter().map(|grant| grant.lease).collect()))
             }
             Output::Lost(lost) => {
-                tracing::warn!(target: "shoal::lease", owner = ?lost.owner, lease = ?lost.spec.id, reason = %lost.reason, "a lease is lost");
+                tracing::warn!(target: "shoal::lease", %lost, "a lease is lost");
                 let subscribers = shared.subscribers.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 for subscriber in subscribers {
                     subscriber(&lost);

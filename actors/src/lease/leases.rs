@@ -14,13 +14,18 @@ use super::owner::{Input, Output, Owner, OwnerConfig, RequestKey};
 use super::types::{LeaseInfo, LeaseState, LeaseUse, LeaseView, TokenSeed, Totals};
 use super::wire::LeaseReply;
 use super::{LeaseKeeper, timing};
-use crate::env::{BoxFuture, Clock, Env, Instant, Rng, Spawner};
+use crate::env::{Clock, Env};
 use crate::ids::{Incarnation, InstanceId, LeaseId, NodeId, Term};
 use crate::service::{Inbound, Replier, ServeError, Services};
+use crate::wake::Wake;
 
-/// Makes writes to a lease's memory impossible: its future resolves once the memory is given up. It may be asked twice
-/// for the same lease. As long as it does not resolve, the memory stays charged.
-pub type FenceHook = Arc<dyn Fn(LeaseId) -> BoxFuture<'static, ()> + Send + Sync>;
+/// Called by a [`FenceHook`] when nobody can write to a lease's memory any more. If it is dropped instead, the memory
+/// stays charged.
+pub type FenceHolds = Box<dyn FnOnce() + Send>;
+
+/// Makes writes to a lease's memory impossible, and then calls what it is given. It must not block, and it may be
+/// asked twice for the same lease.
+pub type FenceHook = Arc<dyn Fn(LeaseId, FenceHolds) + Send + Sync>;
 
 /// Hears that an instance is under a new term here, before the claimant does. It must not block.
 pub type TermHook = Arc<dyn Fn(InstanceId, Term) + Send + Sync>;
@@ -28,25 +33,24 @@ pub type TermHook = Arc<dyn Fn(InstanceId, Term) + Send + Sync>;
 /// Hears the sums whenever they change. It must not block.
 pub type TotalsSubscriber = Box<dyn Fn(Totals) + Send + Sync>;
 
-/// What a node's lending is made of.
-pub struct LeasesConfig {
-    /// Time, chance and tasks.
+/// What a [`LeasesActor`] is started with. A clone starts its successor.
+#[derive(Clone)]
+pub struct LeasesArguments {
+    /// What others use it by.
+    pub handle: Leases,
+    /// Chance and tasks.
     pub env: Env,
     /// The node's services, on which this one is served.
     pub services: Services,
-    /// Which life of the node this is.
-    pub incarnation: Incarnation,
-    /// How much memory is on offer, in bytes.
-    pub offered_bytes: u64,
     /// Whoever holds memory of leases gives it up here.
     pub on_fence: FenceHook,
     /// Whoever must refuse frames of older terms learns of new ones here.
     pub on_term: TermHook,
 }
 
-impl fmt::Debug for LeasesConfig {
+impl fmt::Debug for LeasesArguments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeasesConfig").field("offered_bytes", &self.offered_bytes).finish_non_exhaustive()
+        f.debug_struct("LeasesArguments").field("handle", &self.handle).finish_non_exhaustive()
     }
 }
 
@@ -58,11 +62,6 @@ pub struct Leases {
 
 struct Shared {
     clock: Arc<dyn Clock>,
-    rng: Arc<dyn Rng>,
-    spawner: Arc<dyn Spawner>,
-    services: Services,
-    on_fence: FenceHook,
-    on_term: TermHook,
     state: Mutex<State>,
     subscribers: Mutex<Vec<Arc<TotalsSubscriber>>>,
 }
@@ -81,8 +80,8 @@ pub enum LeasesMessage {
     Request(Inbound<Leases>),
     /// From this node.
     Input(Input),
-    /// From a timer.
-    Wake(Instant),
+    /// From its alarm clock.
+    Wake,
 }
 
 impl From<Inbound<Leases>> for LeasesMessage {
@@ -92,13 +91,11 @@ impl From<Inbound<Leases>> for LeasesMessage {
 }
 
 impl Leases {
-    /// A node's lending, before its actor runs.
-    pub fn new(config: LeasesConfig) -> Self {
-        let LeasesConfig { env, services, incarnation, offered_bytes, on_fence, on_term } = config;
-        let owner = Owner::new(OwnerConfig { node: services.node(), incarnation, offered_bytes, ttl: timing::TTL });
+    /// The lending of `node` in this life of it, with so many bytes on offer, before its actor runs.
+    pub fn new(node: NodeId, incarnation: Incarnation, offered_bytes: u64, clock: Arc<dyn Clock>) -> Self {
+        let owner = Owner::new(OwnerConfig { node, incarnation, offered_bytes, ttl: timing::TTL });
         let state = Mutex::new(State { owner, actor: None, backlog: Vec::new() });
-        let Env { clock, rng, spawner, .. } = env;
-        Self { shared: Arc::new(Shared { clock, rng, spawner, services, on_fence, on_term, state, subscribers: Mutex::default() }) }
+        Self { shared: Arc::new(Shared { clock, state, subscribers: Mutex::default() }) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -188,22 +185,21 @@ impl LeasesActor {
     ///
     /// # Errors
     /// If the service is served already or the actor does not start.
-    pub async fn start(leases: Leases, supervisor: Option<ActorCell>) -> Result<ActorRef<LeasesMessage>, LeasesStartError> {
+    pub async fn start(arguments: LeasesArguments, supervisor: Option<ActorCell>) -> Result<ActorRef<LeasesMessage>, LeasesStartError> {
         let started = match supervisor {
-            Some(supervisor) => Actor::spawn_linked(None, Self, leases, supervisor).await,
-            None => Actor::spawn(None, Self, leases).await,
+            Some(supervisor) => Actor::spawn_linked(None, Self, arguments, supervisor).await,
+            None => Actor::spawn(None, Self, arguments).await,
         };
         started.map(|(actor, _)| actor).map_err(start_error)
     }
 }
 
-/// What the actor keeps beside the machine: questions that are not answered yet, and its timer.
+/// What the actor keeps beside the machine: questions that are not answered yet, and its alarm clock.
 pub struct Running {
-    leases: Leases,
+    arguments: LeasesArguments,
     questions: BTreeMap<RequestKey, Replier<Leases>>,
     last_key: u64,
-    /// The earliest moment that a timer is set to.
-    wake: Option<Instant>,
+    wake: Wake,
     told: Option<Totals>,
 }
 
@@ -216,19 +212,20 @@ impl fmt::Debug for Running {
 impl Actor for LeasesActor {
     type Msg = LeasesMessage;
     type State = Running;
-    type Arguments = Leases;
+    type Arguments = LeasesArguments;
 
-    async fn pre_start(&self, myself: ActorRef<LeasesMessage>, leases: Leases) -> Result<Running, ActorProcessingErr> {
-        leases.shared.services.serve_actor::<Leases, LeasesMessage>(myself.clone())?;
-        let now = leases.shared.clock.now();
+    async fn pre_start(&self, myself: ActorRef<LeasesMessage>, arguments: LeasesArguments) -> Result<Running, ActorProcessingErr> {
+        arguments.services.serve_actor::<Leases, LeasesMessage>(myself.clone())?;
+        let now = arguments.env.clock.now();
         let (backlog, fencing) = {
-            let mut state = leases.state();
+            let mut state = arguments.handle.state();
             state.actor = Some(myself.clone());
             let is_fenced = |lease: &LeaseInfo| matches!(lease.state, LeaseState::Fenced(_));
             let fencing: Vec<LeaseId> = state.owner.view(now).leases.iter().filter(|l| is_fenced(l)).map(|l| l.id).collect();
             (std::mem::take(&mut state.backlog), fencing)
         };
-        let mut running = Running { leases, questions: BTreeMap::new(), last_key: 0, wake: None, told: None };
+        let wake = Wake::new("lease alarm", Arc::clone(&arguments.env.clock), Arc::clone(&arguments.env.spawner));
+        let mut running = Running { arguments, questions: BTreeMap::new(), last_key: 0, wake, told: None };
         for lease in fencing {
             running.fence(lease);
         }
@@ -239,7 +236,12 @@ impl Actor for LeasesActor {
         Ok(running)
     }
 
-    async fn handle(&self, myself: ActorRef<LeasesMessage>, message: LeasesMessage, running: &mut Running) -> Result<(), ActorProcessingErr> {
+    async fn handle(
+        &self,
+        myself: ActorRef<LeasesMessage>,
+        message: LeasesMessage,
+        running: &mut Running,
+    ) -> Result<(), ActorProcessingErr> {
         match message {
             LeasesMessage::Request(Inbound { from, request, reply, .. }) => {
                 running.last_key += 1;
@@ -248,14 +250,12 @@ impl Actor for LeasesActor {
                     running.questions.insert(key, reply);
                 }
                 let mut seed = [0; 32];
-                running.leases.shared.rng.fill("lease token", &mut seed);
+                running.arguments.env.rng.fill("lease token", &mut seed);
                 running.step(&myself, Input::Request { from, key, request, seed: TokenSeed(seed) });
             }
             LeasesMessage::Input(input) => running.step(&myself, input),
-            LeasesMessage::Wake(at) => {
-                if running.wake.is_some_and(|wake| wake <= at) {
-                    running.wake = None;
-                }
+            LeasesMessage::Wake => {
+                running.wake.fired(running.arguments.env.clock.now());
                 running.step(&myself, Input::Tick);
             }
         }
@@ -263,18 +263,17 @@ impl Actor for LeasesActor {
     }
 
     async fn post_stop(&self, _: ActorRef<LeasesMessage>, running: &mut Running) -> Result<(), ActorProcessingErr> {
-        running.leases.state().actor = None;
-        running.leases.shared.services.withdraw::<Leases>();
+        running.arguments.handle.state().actor = None;
+        running.arguments.services.withdraw::<Leases>();
         Ok(())
     }
 }
 
 impl Running {
     fn step(&mut self, myself: &ActorRef<LeasesMessage>, input: Input) {
-        let shared = Arc::clone(&self.leases.shared);
-        let now = shared.clock.now();
+        let now = self.arguments.env.clock.now();
         let (outputs, next, totals) = {
-            let owner = &mut self.leases.state().owner;
+            let owner = &mut self.arguments.handle.state().owner;
             (owner.step(now, input), owner.next_wake(), owner.totals())
         };
         for output in outputs {
@@ -282,27 +281,17 @@ impl Running {
         }
         if self.told != Some(totals) {
             self.told = Some(totals);
-            let subscribers = shared.subscribers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let subscribers = self.arguments.handle.shared.subscribers.lock().unwrap_or_else(PoisonError::into_inner).clone();
             for subscriber in subscribers {
                 subscriber(totals);
             }
         }
-        if let Some(next) = next
-            && self.wake.is_none_or(|wake| next < wake)
-        {
-            self.wake = Some(next);
-            let (clock, myself) = (Arc::clone(&shared.clock), myself.clone());
-            let timer = async move {
-                clock.sleep_until(next).await;
-                // If the actor is gone, its successor sets its own timer.
-                let _ = myself.send_message(LeasesMessage::Wake(next));
-            };
-            shared.spawner.task("lease timer", Box::pin(timer));
+        if let Some(next) = next {
+            self.wake.set(myself, next, LeasesMessage::Wake);
         }
     }
 
     fn perform(&mut self, output: Output) {
-        let shared = &self.leases.shared;
         match output {
             Output::Reply { key, reply } => {
                 if let LeaseReply::Refused(error) = &reply {
@@ -315,11 +304,11 @@ impl Running {
             Output::Fence(lease) => self.fence(lease),
             Output::Notify { to, notice } => {
                 // Whoever does not hear it learns it at the next renewal.
-                if let Err(error) = shared.services.remote::<LeaseKeeper>(to).cast(notice) {
+                if let Err(error) = self.arguments.services.remote::<LeaseKeeper>(to).cast(notice) {
                     tracing::debug!(target: "shoal::lease", holder = ?to, %error, "a holder was not told that a lease has ended");
                 }
             }
-            Output::TermRaised { instance, term } => (shared.on_term)(instance, term),
+            Output::TermRaised { instance, term } => (self.arguments.on_term)(instance, term),
             Output::OverCommitted { bytes } => {
                 tracing::warn!(target: "shoal::lease", bytes, "more memory is lent than is now offered: leases are taken back");
             }
@@ -327,12 +316,7 @@ impl Running {
     }
 
     fn fence(&self, lease: LeaseId) {
-        let leases = self.leases.clone();
-        let fence = (leases.shared.on_fence)(lease);
-        let task = async move {
-            fence.await;
-            leases.tell(Input::Fenced(lease));
-        };
-        self.leases.shared.spawner.task("lease fence", Box::pin(task));
+        let leases = self.arguments.handle.clone();
+        (self.arguments.on_fence)(lease, Box::new(move || leases.tell(Input::Fenced(lease))));
     }
 }

@@ -25,10 +25,10 @@ mod wire;
 mod world;
 
 pub use error::{AcquireError, LeaseError, LostReason};
-pub use holder::{ClaimError, KeeperActor, KeeperMessage, LeaseKeeper, LostSubscriber};
+pub use holder::{ClaimError, LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, LeaseKeeperMessage, LostSubscriber};
 pub use keeper::{HeldLease, LostLease};
 pub use leases::{
-    FenceHook, Leases, LeasesActor, LeasesConfig, LeasesMessage, LeasesStartError, TermHook, TotalsSubscriber,
+    FenceHolds, FenceHook, Leases, LeasesActor, LeasesArguments, LeasesMessage, LeasesStartError, TermHook, TotalsSubscriber,
 };
 pub(crate) use size::size;
 pub use types::{

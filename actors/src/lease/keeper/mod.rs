@@ -10,9 +10,11 @@ mod batch;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use super::error::{AcquireError, LeaseError, LostReason};
+use super::size::size;
 use super::timing;
 use super::types::{Beneficiary, Grant, LeaseSpec};
 use super::wire::{LeaseNotice, LeaseReply, LeaseRequest};
@@ -137,12 +139,21 @@ pub enum Output {
 /// A lease that a holder has no longer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostLease {
+    /// Which.
+    pub lease: LeaseId,
     /// Whose memory it was.
     pub owner: NodeId,
     /// Its terms.
     pub spec: LeaseSpec,
     /// Why.
     pub reason: LostReason,
+}
+
+impl fmt::Display for LostLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LeaseSpec { bytes, purpose, .. } = self.spec;
+        write!(f, "{} of node {:?} for {purpose} are lost: {}", size(bytes), self.owner, self.reason)
+    }
 }
 
 /// A lease in hand.
@@ -260,6 +271,11 @@ impl Keeper {
         })
     }
 
+    /// Whether a lease is held, asked for or on its way back.
+    pub fn knows(&self, lease: LeaseId) -> bool {
+        self.entries.contains_key(&lease)
+    }
+
     /// Whether nothing is held, asked for or on its way back.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.batches.is_empty()
@@ -362,7 +378,7 @@ impl Keeper {
         }
         match batch {
             Some(batch) => self.fail(now, batch, AcquireError::Lost { node: owner, lease, why: reason }, out),
-            None => out.push(Output::Lost(LostLease { owner, spec, reason })),
+            None => out.push(Output::Lost(LostLease { lease, owner, spec, reason })),
         }
     }
 
