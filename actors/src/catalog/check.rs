@@ -4,9 +4,11 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+type Check = dyn Fn(&Path) -> Result<(), String> + Send + Sync;
+
 /// Says what is wrong with a file that is to be a model. Cheap to clone.
 #[derive(Clone)]
-pub struct ModelCheck(Arc<dyn Fn(&Path) -> Result<(), String> + Send + Sync>);
+pub struct ModelCheck(Arc<Check>);
 
 impl ModelCheck {
     /// Uses `check`, which gives a reason for people.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::actor::{Conductor, ConductorArguments, ConductorMsg};
 use super::assemble::{Ground, Order};
+use super::files::LocalFiles;
 use super::instance::{InstanceState, InstanceSummary, StageSummary};
 use super::journal;
 use crate::card::{ModelCard, NodeCard};
@@ -124,6 +125,8 @@ pub struct PlacementArguments {
     pub ground: Ground,
     /// Models on disk.
     pub catalog: Catalog,
+    /// Models outside the models folder.
+    pub files: LocalFiles,
     /// Who is there, with what.
     pub membership: Membership,
     /// How they are connected.
@@ -228,12 +231,13 @@ impl PlacementState {
 
     /// Looks the model up, reads its sizes and plans: disk work, so in a task.
     fn prepare(&self, model: String, goal: Goal, call: Inbound<Placement>) {
-        let (catalog, me) = (self.arguments.catalog.clone(), self.me.clone());
+        let (catalog, files, me) = (self.arguments.catalog.clone(), self.arguments.files.clone(), self.me.clone());
         let env = self.arguments.ground.env.clone();
         let (membership, topology) = (self.arguments.membership.clone(), self.arguments.topology.clone());
         let task = async move {
             let look = async {
                 let model = catalog.resolve(&model).await.map_err(|error| error.to_string())?;
+                files.note(catalog.root(), &model);
                 let (compute, path) = (Arc::clone(&env.compute), model.path.clone());
                 let card = env.blocking("shoal-card", move || compute.model_card(&path)).await?.map_err(|error| error.to_string())?;
                 let plans = plans(&membership, &topology, &model, &card, goal)?;
@@ -364,7 +368,10 @@ fn plans(membership: &Membership, topology: &Topology, model: &LocalModel, card:
     goal.only_on_disk = true;
     goal.context_tokens = goal.context_tokens.min(card.context_tokens);
     let view = membership.view();
-    let cards: Vec<NodeCard> = view.alive().map(|(_, member)| (*member.card).clone()).collect();
+    let mut cards: Vec<NodeCard> = view.alive().map(|(_, member)| (*member.card).clone()).collect();
+    // This node has it, even if it lies outside the models folder or the card is a moment old.
+    let own = cards.iter_mut().filter(|card| card.node == view.me && card.models.iter().all(|known| known.sha256 != model.sha256));
+    own.for_each(|card| card.models.push(model.on_disk()));
     let links = topology.links();
     let request = PlanRequest { cards: &cards, links: &links, model: card, goal: &goal };
     let mut plans = plan(&request).map_err(|error| error.to_string())?;

@@ -367,6 +367,7 @@ impl Inner {
     async fn stop(&self) {
         parts::stop_instances(&self.env, &self.placement).await;
         parts::stop_stages(&self.env, &self.workers).await;
+        self.keeper.stop().await;
         self.membership.leave().await;
         self.catalog.stop().await;
         self.placement.stop(None);

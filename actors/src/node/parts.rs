@@ -1,20 +1,19 @@
 //! The parts of a node and the actor that supervises them: started in order, stopped in the reverse order.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
 use super::error::StartError;
 use super::lock::FolderLock;
 use super::{Inner, Node};
-use crate::card::{ModelOnDisk, NodeCard};
+use crate::card::NodeCard;
 use crate::catalog::{Catalog, CatalogEffects, CatalogSettings};
 use crate::conductor::journal::{Journal, JournalRequest, JournalStore};
-use crate::conductor::{Ground, Placement, PlacementActor, PlacementArguments, PlacementMsg, Schedulers};
+use crate::conductor::{Ground, LocalFiles, Placement, PlacementActor, PlacementArguments, PlacementMsg, Schedulers};
 use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
 use crate::env::{Beacon, Env, NetworkConfig};
 use crate::ids::Incarnation;
@@ -53,10 +52,6 @@ pub(super) struct Settings {
     pub(super) catalog: CatalogSettings,
     pub(super) lock: Option<FolderLock>,
 }
-
-/// Models on this node's disk, by hash, as the catalogue last told.
-#[derive(Clone, Default)]
-struct OnDisk(Arc<RwLock<Vec<ModelOnDisk>>>);
 
 /// Starts everything.
 pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
@@ -143,49 +138,53 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     let catalog = Catalog::start(settings.catalog, effects).await?;
 
     let workers = Arc::new(Mutex::new(None::<ActorRef<WorkersMsg>>));
+    let leases = Leases::new(node, settings.incarnation, settings.offered, Arc::clone(&env.clock));
     let fence = Arc::clone(&workers);
-    let (leases, keeper) = super::memory::start(
-        &add,
-        super::memory::Settings {
-            env: env.clone(),
-            node,
-            incarnation: settings.incarnation,
-            offered: settings.offered,
-            services: services.clone(),
-            membership: membership.clone(),
-            fence: Arc::new(move |lease, done| match fence.lock().unwrap_or_else(PoisonError::into_inner).clone() {
-                // If the workers have stopped, so have their threads: dropping the message calls nothing, so say it here.
-                Some(workers) => {
-                    if let Err(error) = workers.send_message(WorkersMsg::Fence(lease, done)) {
-                        tracing::debug!(target: "shoal::node", %error, "no workers to fence");
-                    }
-                }
-                None => done(),
-            }),
-        },
-    )
+    let arguments = LeasesArguments {
+        handle: leases.clone(),
+        env: env.clone(),
+        services: services.clone(),
+        on_fence: Arc::new(move |lease, holds| match fence.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+            Some(workers) => drop(workers.cast(WorkersMsg::Fence(lease, holds))),
+            // Nothing has been loaded yet.
+            None => holds(),
+        }),
+        // Frames carry their term, and a stage's links are made for one: there is nothing to turn off.
+        on_term: Arc::new(|_, _| {}),
+    };
+    add(child("the lease owner", move |cell| {
+        let arguments = arguments.clone();
+        async move { Ok(LeasesActor::start(arguments, Some(cell)).await?.get_cell()) }
+    }))
+    .await?;
+    let announce = membership.clone();
+    leases.subscribe(Box::new(move |totals| announce.update_card(move |card| card.memory_free_bytes = totals.free())));
+    let keeper = LeaseKeeper::new(Arc::clone(&env.clock), services.clone());
+    let arguments = LeaseKeeperArguments { handle: keeper.clone(), env: env.clone() };
+    add(child("the lease keeper", move |cell| {
+        let arguments = arguments.clone();
+        async move { Ok(LeaseKeeperActor::start(arguments, Some(cell)).await?.get_cell()) }
+    }))
     .await?;
 
-    let on_disk = OnDisk::default();
-    {
-        let (on_disk, membership) = (on_disk.clone(), membership.clone());
-        catalog.subscribe(Box::new(move |models| {
-            models.clone_into(&mut on_disk.0.write().unwrap_or_else(PoisonError::into_inner));
-            let models = models.to_vec();
-            membership.update_card(move |card| card.models = models);
-        }));
-    }
+    let announce = membership.clone();
+    catalog.subscribe(Box::new(move |models| {
+        let models = models.to_vec();
+        announce.update_card(move |card| card.models = models);
+    }));
+    let files = LocalFiles::default();
     let check = leases.clone();
-    let find = paths(&on_disk, &catalog);
+    let (find, store) = (files.clone(), catalog.clone());
     let arguments = WorkersArguments {
         env: env.clone(),
         services: services.clone(),
         links: settings.links.clone(),
         leases: Arc::new(move |from, right| check.check(from, right).map_err(|error| error.to_string())),
-        models: find,
+        models: Arc::new(move |sha256| find.path(&store, sha256)),
         threads: settings.threads,
     };
     let (worker, _) = Actor::spawn_linked(None, Workers, arguments, supervisor.get_cell()).await.map_err(|e| part("the stage workers")(e.to_string()))?;
+    let _ = supervisor.cast(SupervisorMsg::Vital(worker.get_id()));
     *workers.lock().unwrap_or_else(PoisonError::into_inner) = Some(worker.clone());
     services.serve_actor::<Stages, _>(worker.clone()).map_err(|e| part("the stage workers")(e.to_string()))?;
 
@@ -199,6 +198,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     let arguments = PlacementArguments {
         ground: Ground { env: env.clone(), node, services: services.clone(), links: settings.links.clone(), keeper: keeper.clone() },
         catalog: catalog.clone(),
+        files,
         membership: membership.clone(),
         topology: topology.clone(),
         schedulers,
@@ -206,6 +206,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     };
     let (placement, _) =
         Actor::spawn_linked(None, PlacementActor, arguments, supervisor.get_cell()).await.map_err(|e| part("placement")(e.to_string()))?;
+    let _ = supervisor.cast(SupervisorMsg::Vital(placement.get_id()));
     services.serve_actor::<Placement, _>(placement.clone()).map_err(|e| part("placement")(e.to_string()))?;
     services.serve_actor::<StageNotices, _>(placement.clone()).map_err(|e| part("placement")(e.to_string()))?;
     let told = placement.clone();
@@ -246,15 +247,6 @@ where
     F: Future<Output = Result<ActorCell, ActorProcessingErr>> + Send + 'static,
 {
     ChildSpec::new(name, start).restarted(Restart::Always)
-}
-
-/// Finds a model's file by its hash.
-fn paths(on_disk: &OnDisk, catalog: &Catalog) -> crate::stage::ModelPath {
-    let (on_disk, catalog) = (on_disk.clone(), catalog.clone());
-    Arc::new(move |sha256| -> Option<PathBuf> {
-        let known = on_disk.0.read().unwrap_or_else(PoisonError::into_inner).iter().any(|model| model.sha256 == sha256);
-        known.then(|| catalog.path_of(sha256)).flatten()
-    })
 }
 
 fn keep_journal(journal: &Mutex<JournalStore>, call: Inbound<Journal>) {
@@ -336,6 +328,8 @@ pub(super) struct SupervisorArguments {
 pub(super) enum SupervisorMsg {
     /// Start a part.
     Add(Box<ChildSpec>, ractor::RpcReplyPort<Result<(), String>>),
+    /// This linked part cannot be restarted: when it fails, the node stops.
+    Vital(ActorId),
     /// Stop every part, the last started first; answered when all have.
     Stop(Option<tokio::sync::oneshot::Sender<()>>),
 }
@@ -344,6 +338,7 @@ impl std::fmt::Debug for SupervisorMsg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Add(..) => "Add",
+            Self::Vital(_) => "Vital",
             Self::Stop(_) => "Stop",
         })
     }
@@ -356,6 +351,7 @@ pub(super) struct NodeSupervisor;
 pub(super) struct SupervisorState {
     supervision: Supervision,
     ended: watch::Sender<Option<String>>,
+    vital: Vec<ActorId>,
     stopping: bool,
 }
 
@@ -365,7 +361,7 @@ impl Actor for NodeSupervisor {
     type Arguments = SupervisorArguments;
 
     async fn pre_start(&self, _me: ActorRef<SupervisorMsg>, arguments: SupervisorArguments) -> Result<SupervisorState, ActorProcessingErr> {
-        Ok(SupervisorState { supervision: Supervision::new(arguments.env.clock), ended: arguments.ended, stopping: false })
+        Ok(SupervisorState { supervision: Supervision::new(arguments.env.clock), ended: arguments.ended, vital: Vec::new(), stopping: false })
     }
 
     async fn handle(&self, me: ActorRef<SupervisorMsg>, message: SupervisorMsg, state: &mut SupervisorState) -> Result<(), ActorProcessingErr> {
@@ -374,6 +370,7 @@ impl Actor for NodeSupervisor {
                 let result = state.supervision.start(&me.get_cell(), *spec).await;
                 let _ = reply.send(result.map(drop).map_err(|error| error.to_string()));
             }
+            SupervisorMsg::Vital(part) => state.vital.push(part),
             SupervisorMsg::Stop(done) => {
                 state.stopping = true;
                 state.supervision.stop("the node stops").await;
@@ -393,8 +390,7 @@ impl Actor for NodeSupervisor {
         let fatal = match state.supervision.handle(&me.get_cell(), &event).await {
             Err(error) => Some(error.to_string()),
             Ok(()) => match &event {
-                // Parts that the supervision restarts are handled above; the others hold memory of instances.
-                SupervisionEvent::ActorFailed(_, error) if !state.supervision.knows(&event) => Some(error.to_string()),
+                SupervisionEvent::ActorFailed(who, error) if state.vital.contains(&who.get_id()) => Some(error.to_string()),
                 _ => None,
             },
         };

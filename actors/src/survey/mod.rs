@@ -67,6 +67,7 @@ impl Facts {
             memory_free_bytes: memory_offered_bytes,
             devices: all,
             models: Vec::new(),
+            instances: Vec::new(),
             addresses: Vec::new(),
             api: None,
         }

@@ -101,6 +101,9 @@ pub enum Admission {
     Now,
     /// Wait for a grant: the receiving end has no free slot, or has not been armed yet.
     Wait,
+    /// Send [`SenderMachine::probe`], then wait for the grant that answers it: this end's own slots are all
+    /// unacknowledged, and the receiving end, which has more, sees no reason to grant.
+    Probe,
     /// Never: it is longer than a slot.
     TooLong {
         /// Longest payload, in bytes.
@@ -138,6 +141,8 @@ pub struct SenderMachine {
     /// Frames from here to `next` went to a link that is gone, and are to be repeated once the receiver has said how
     /// far it got.
     relinking: bool,
+    /// A probe is under way.
+    probing: bool,
     counters: Counters,
 }
 
@@ -154,6 +159,7 @@ impl SenderMachine {
             peer_slot_bytes: None,
             ahead: None,
             relinking: false,
+            probing: false,
             counters: Counters::default(),
         }
     }
@@ -167,8 +173,14 @@ impl SenderMachine {
         if u32::try_from(payload_bytes).map_or(true, |bytes| bytes > limit) {
             return Admission::TooLong { limit };
         }
-        let open = !self.relinking && self.next < self.limit && self.next - self.acked < self.window;
-        if open { Admission::Now } else { Admission::Wait }
+        if self.relinking || self.next >= self.limit {
+            return Admission::Wait;
+        }
+        match (self.next - self.acked < self.window, self.probing) {
+            (true, _) => Admission::Now,
+            (false, false) => Admission::Probe,
+            (false, true) => Admission::Wait,
+        }
     }
 
     /// Takes the next sequence number for an admitted message and gives its header.
@@ -220,6 +232,7 @@ impl SenderMachine {
         self.limit = limit;
         self.peer_slot_bytes = Some(slot_bytes);
         self.relinking = false;
+        self.probing = false;
         Ok(())
     }
 
@@ -234,6 +247,7 @@ impl SenderMachine {
         self.acked = 0;
         self.limit = 0;
         self.relinking = false;
+        self.probing = false;
         if let Some((ahead, grant)) = self.ahead {
             if ahead == fence {
                 self.ahead = None;
@@ -249,6 +263,7 @@ impl SenderMachine {
     /// The link was replaced: nothing is sent until the receiving end has said how far it got.
     pub fn relink(&mut self) {
         self.relinking = true;
+        self.probing = false;
     }
 
     /// Whether the answer to [`SenderMachine::relink`] is still to come.
@@ -261,8 +276,9 @@ impl SenderMachine {
         self.acked..self.next
     }
 
-    /// A header for [`FrameClass::Probe`].
-    pub fn probe(&self) -> FrameHeader {
+    /// Asks the receiving end to say how far it is.
+    pub fn probe(&mut self) -> FrameHeader {
+        self.probing = true;
         control(FrameClass::Probe, self.next, self.fence, &[])
     }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Broken;
 use super::machine::Arrival;
 use super::shared::Shared;
-use super::Broken;
 use crate::frame::{FrameClass, FrameHeader, HEADER_BYTES};
 use crate::link::{CloseReason, Link, RecvError};
 use crate::region::Slot;
@@ -112,4 +112,3 @@ impl Pump {
         Ok(())
     }
 }
-

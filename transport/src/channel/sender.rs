@@ -134,14 +134,14 @@ impl Sender {
     /// [`SendError`].
     pub fn flush(&mut self, deadline: Instant) -> Result<(), SendError> {
         self.catch_up(deadline)?;
-        let state = self.half.state();
-        let Some(machine) = &state.sender else { return Ok(()) };
+        let mut state = self.half.state();
+        let Some(machine) = &mut state.sender else { return Ok(()) };
         if machine.unacked().is_empty() {
             return Ok(());
         }
         let probe = machine.probe().encode();
         drop(state);
-        self.send_raw(&[&probe], deadline)?;
+        self.ask(&probe, deadline)?;
         let mut state = self.half.state();
         loop {
             if state.sender.as_ref().is_none_or(|machine| machine.unacked().is_empty()) {
@@ -215,13 +215,20 @@ impl Sender {
                 if !Arc::ptr_eq(&state.link, &self.link) {
                     break;
                 }
-                let Some(machine) = &state.sender else { return Err(Broken::Direction.into()) };
                 if let Some(broken) = &state.broken {
                     return Err(broken.clone().into());
                 }
+                let Some(machine) = &mut state.sender else { return Err(Broken::Direction.into()) };
                 match machine.admit(bytes) {
                     Admission::Now => return Ok(machine.unacked().end),
                     Admission::Wait => {}
+                    Admission::Probe => {
+                        let probe = machine.probe().encode();
+                        drop(state);
+                        self.ask(&probe, deadline)?;
+                        state = self.half.state();
+                        continue;
+                    }
                     Admission::TooLong { limit } => return Err(SendError::TooLong { bytes, limit }),
                     Admission::Ahead(theirs) => return Err(SendError::Ahead { armed: machine.fence(), theirs }),
                 }
@@ -260,8 +267,9 @@ impl Sender {
         Ok(())
     }
 
-    fn send_raw(&self, parts: &[&[u8]], deadline: Instant) -> Result<(), SendError> {
-        self.link.send(parts, deadline).map_err(|error| match error {
+    /// Sends a probe on the present link.
+    fn ask(&self, probe: &[u8], deadline: Instant) -> Result<(), SendError> {
+        self.link.send(&[probe], deadline).map_err(|error| match error {
             link::SendError::Closed(reason) => SendError::Broken(Broken::Link(reason)),
             _ => SendError::Deadline,
         })

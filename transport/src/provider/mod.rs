@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use expected::Desk;
 pub use expected::{AcceptError, Canceller, Expected};
-pub(crate) use expected::{Claim, Desk};
 pub use ticket::Ticket;
 
 use crate::env::Instant;

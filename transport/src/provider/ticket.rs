@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use zeroize::{Zeroize, ZeroizeOnDrop};
+use zeroize::Zeroize;
 
 use crate::env::Rng;
 
@@ -11,7 +11,7 @@ use crate::env::Rng;
 ///
 /// It is wiped from memory when dropped and never printed. Serialising it writes the secret: only ever onto the
 /// control stream.
-#[derive(Clone, Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Ticket {
     id: u128,
     secret: [u8; 32],
@@ -40,6 +40,12 @@ impl Ticket {
     /// A key for one purpose, drawn from the secret.
     pub(crate) fn key(&self, context: &'static str) -> [u8; 32] {
         blake3::derive_key(context, &self.secret)
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.secret.zeroize();
     }
 }
 

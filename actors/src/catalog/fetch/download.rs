@@ -61,15 +61,16 @@ impl fmt::Debug for Downloaded {
 /// How one try went wrong.
 enum Failure {
     /// For good.
-    Final(FetchError),
+    Final(Box<FetchError>),
     /// Worth another try after this many new bytes.
-    Again { error: FetchError, new_bytes: u64 },
+    Again { error: Box<FetchError>, new_bytes: u64 },
     /// What was there before did not fit; start over.
-    Stale(FetchError),
+    Stale(Box<FetchError>),
 }
 
 impl From<FetchError> for Failure {
     fn from(error: FetchError) -> Self {
+        let error = Box::new(error);
         if error.is_transient() { Self::Again { error, new_bytes: 0 } } else { Self::Final(error) }
     }
 }
@@ -85,15 +86,15 @@ pub(crate) fn download(tools: &Tools<'_>, wanted: &Wanted<'_>) -> Result<Downloa
     loop {
         let (error, new_bytes) = match attempt(tools, wanted, &part_path) {
             Ok(done) => return Ok(done),
-            Err(Failure::Final(error)) => return Err(error),
+            Err(Failure::Final(error)) => return Err(*error),
             Err(Failure::Stale(error)) => {
                 started_over += 1;
                 if started_over > 2 {
-                    return Err(error);
+                    return Err(*error);
                 }
                 continue;
             }
-            Err(Failure::Again { error, new_bytes }) => (error, new_bytes),
+            Err(Failure::Again { error, new_bytes }) => (*error, new_bytes),
         };
         let unreachable = matches!(&error, FetchError::Http(HttpError::Unreachable { .. }));
         if unreachable && wanted.impatient && new_bytes == 0 {
@@ -155,17 +156,14 @@ fn attempt(tools: &Tools<'_>, wanted: &Wanted<'_>, part_path: &Path) -> Result<D
     let mut answer = request::get(tools.http, wanted.url, &headers, wanted.authorization)?;
     let start_over = |part: Part, reason: &str| {
         part.discard();
-        Failure::Stale(FetchError::BadAnswer { place: wanted.url.to_string(), reason: reason.to_owned() })
+        Failure::Stale(Box::new(bad(wanted, reason)))
     };
     match answer.response.status {
         200 => part.clear()?,
         206 => match content_range(answer.response.header("content-range")) {
             Some((first, total)) if first == part.bytes() && wanted.bytes.is_none_or(|bytes| bytes == total) => {}
             _ if part.bytes() == 0 => {
-                return Err(Failure::Final(FetchError::BadAnswer {
-                    place: wanted.url.to_string(),
-                    reason: "a part of the file where all of it was asked for".to_owned(),
-                }));
+                return Err(bad(wanted, "a part of the file where all of it was asked for").into());
             }
             _ => return Err(start_over(part, "another part of the file than the one asked for")),
         },
@@ -232,7 +230,7 @@ fn receive(
 ) -> Result<(), Failure> {
     let before = part.bytes();
     let broken = |part: &Part, reason: String| Failure::Again {
-        error: HttpError::Broken { host: answer.url.host().to_owned(), reason }.into(),
+        error: Box::new(HttpError::Broken { host: answer.url.host().to_owned(), reason }.into()),
         new_bytes: part.bytes() - before,
     };
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -262,7 +260,7 @@ fn conclude(wanted: &Wanted<'_>, part: Part, sha256: Option<Sha256>, resumed: bo
     if let Some(expected) = sha256
         && expected != found
     {
-        let error = wrong_hash(wanted, expected, found);
+        let error = Box::new(wrong_hash(wanted, expected, found));
         part.discard();
         // The old bytes may be to blame rather than the server.
         return Err(if resumed { Failure::Stale(error) } else { Failure::Final(error) });

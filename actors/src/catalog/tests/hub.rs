@@ -32,7 +32,7 @@ async fn a_model_is_fetched_listed_resolved_and_removed() {
     let last = fixture.progress.lock().expect("not poisoned").last().cloned().expect("some");
     assert_eq!((last.done, last.total), (content.len() as u64, Some(content.len() as u64)));
     assert_eq!(catalog.resolve("m:1").await, Ok(model.clone()));
-    assert_eq!(catalog.list().await.expect("lists").models, [model.clone()]);
+    assert_eq!(catalog.list().await.expect("lists").models, std::slice::from_ref(&model));
     assert_eq!(catalog.pull("m", fixture.sink(), &Cancel::new()).await, Ok(model.clone()));
     assert_eq!(server.seen().len(), 1, "what is here is not fetched again");
     count.notified().await;
@@ -97,11 +97,11 @@ async fn a_server_that_ignores_ranges_starts_over() {
 async fn a_file_that_changed_in_between_starts_over() {
     let (old, new) = (gguf(1), gguf(2));
     let tries = Counter::default();
-    let listing = format!(r#"{{"siblings":[{{"rfilename":"a.gguf"}},{{"rfilename":"m-Q4_0.gguf"}}],"tags":["license:mit"]}}"#);
+    let listing = r#"{"siblings":[{"rfilename":"a.gguf"},{"rfilename":"m-Q4_0.gguf"}],"tags":["license:mit"]}"#;
     let server = Server::start({
         let new = new.clone();
         move |request| match request.path.as_str() {
-            "/api/models/own/rep/revision/main?blobs=true" => Response::new(200, listing.clone()),
+            "/api/models/own/rep/revision/main?blobs=true" => Response::new(200, listing),
             "/own/rep/resolve/main/m-Q4_0.gguf" => match tries.next() {
                 0 => Response::file(request, &old, "\"old\"").cut(1_000_000),
                 _ => Response::file(request, &new, "\"new\""),

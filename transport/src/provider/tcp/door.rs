@@ -49,8 +49,16 @@ impl Links {
 
 enum Said {
     Hello,
-    /// Its hello, our challenge, and whom it claims to be expected as.
-    Proof { hello: [u8; HELLO_BYTES], challenge: [u8; CHALLENGE_BYTES], id: u128, theirs: LinkOptions, expected: Option<(Ticket, LinkOptions)> },
+    Proof(Box<Acquaintance>),
+}
+
+/// A stranger that has said hello and owes a proof.
+struct Acquaintance {
+    hello: [u8; HELLO_BYTES],
+    challenge: [u8; CHALLENGE_BYTES],
+    id: u128,
+    theirs: LinkOptions,
+    expected: Option<(Ticket, LinkOptions)>,
 }
 
 struct Stranger {
@@ -133,7 +141,7 @@ impl Door {
         }
         let wanted = match stranger.said {
             Said::Hello => HELLO_BYTES,
-            Said::Proof { .. } => PROOF_BYTES,
+            Said::Proof(_) => PROOF_BYTES,
         };
         match (&stranger.stream).read(&mut stranger.heard[stranger.bytes..wanted]) {
             Ok(0) => return Outcome::Gone,
@@ -146,7 +154,7 @@ impl Door {
         }
         match &stranger.said {
             Said::Hello => self.answer_hello(stranger),
-            Said::Proof { .. } => {
+            Said::Proof(_) => {
                 self.answer_proof(stranger);
                 Outcome::Gone
             }
@@ -168,13 +176,14 @@ impl Door {
         if say(&stranger.stream, &challenge).is_err() {
             return Outcome::Gone;
         }
-        stranger.said = Said::Proof { hello, challenge, id, theirs, expected };
+        stranger.said = Said::Proof(Box::new(Acquaintance { hello, challenge, id, theirs, expected }));
         stranger.bytes = 0;
         Outcome::Wait
     }
 
     fn answer_proof(&self, stranger: &Stranger) {
-        let Said::Proof { hello, challenge, id, theirs, expected } = &stranger.said else { return };
+        let Said::Proof(acquaintance) = &stranger.said else { return };
+        let Acquaintance { hello, challenge, id, theirs, expected } = &**acquaintance;
         let mut proof = [0; PROOF_BYTES];
         proof.copy_from_slice(&stranger.heard[..PROOF_BYTES]);
         // The same work is done for an unknown id, so that time tells nothing either.

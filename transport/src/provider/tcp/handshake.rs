@@ -78,12 +78,7 @@ pub(super) fn proof(ticket: &Ticket, hello: &[u8; HELLO_BYTES], challenge: &[u8;
 }
 
 /// Whether the dialler proved itself. Takes the same time wherever the proof is wrong.
-pub(super) fn proved(
-    ticket: &Ticket,
-    hello: &[u8; HELLO_BYTES],
-    challenge: &[u8; CHALLENGE_BYTES],
-    proof: &[u8; PROOF_BYTES],
-) -> bool {
+pub(super) fn proved(ticket: &Ticket, hello: &[u8; HELLO_BYTES], challenge: &[u8; CHALLENGE_BYTES], proof: &[u8; PROOF_BYTES]) -> bool {
     tag(ticket, DIALLER, &[hello, challenge]) == blake3::Hash::from_bytes(*proof)
 }
 
@@ -167,21 +162,21 @@ mod tests {
     proptest! {
         #[test]
         fn a_proof_holds_for_its_own_secret_and_words_only(
-            secret in any::<[u8; 32]>(), nonces in any::<[[u8; 32]; 2]>(), byte in 0..HELLO_BYTES + CHALLENGE_BYTES + PROOF_BYTES, bit in 0..8,
+            secret in any::<[u8; 32]>(), nonces in any::<[[u8; 32]; 2]>(), byte in 0..HELLO_BYTES + CHALLENGE_BYTES + PROOF_BYTES, bit in 0u8..8,
         ) {
             let ticket = Ticket::new(7, secret);
             let mut hello = hello(&ticket, &nonces[0], OPTIONS);
             let mut challenge = challenge(&nonces[1], OPTIONS);
             let mut proof = proof(&ticket, &hello, &challenge);
             let mut other = secret;
-            other[byte % 32] ^= 1 << bit;
+            other[byte % 32] ^= 1u8 << bit;
             prop_assert!(!proved(&Ticket::new(7, other), &hello, &challenge, &proof));
             let flipped = match byte {
                 _ if byte < HELLO_BYTES => &mut hello[byte],
                 _ if byte < HELLO_BYTES + CHALLENGE_BYTES => &mut challenge[byte - HELLO_BYTES],
                 _ => &mut proof[byte - HELLO_BYTES - CHALLENGE_BYTES],
             };
-            *flipped ^= 1 << bit;
+            *flipped ^= 1u8 << bit;
             prop_assert!(!proved(&ticket, &hello, &challenge, &proof));
         }
     }

@@ -121,8 +121,7 @@ impl TcpLink {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(WRITE_NAP))?;
         stream.set_read_timeout(Some(NAP))?;
-        let reader =
-            Reader { ahead: vec![0; READ_AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0, quiet_since: None, timeout: NAP };
+        let reader = Reader { ahead: vec![0; READ_AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0, quiet_since: None, timeout: NAP };
         Ok(Arc::new(Self {
             stream,
             address,
@@ -158,7 +157,9 @@ impl TcpLink {
 
     fn end_by(&self, error: &std::io::Error) -> CloseReason {
         self.end(match error.kind() {
-            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::NotConnected => CloseReason::Peer,
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::NotConnected => {
+                CloseReason::Peer
+            }
             _ => CloseReason::Broken(error.to_string()),
         })
     }

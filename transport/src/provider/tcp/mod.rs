@@ -144,9 +144,8 @@ fn listen(options: &TcpOptions) -> Result<Vec<Arc<TcpListener>>, StartError> {
         // One socket for both families; where there is no IPv6, the other family alone.
         let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
         let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-        let listener = bind(both, true, options)
-            .or_else(|_| bind(v4, false, options))
-            .map_err(|source| StartError::Listen { address: v4, source })?;
+        let listener =
+            bind(both, true, options).or_else(|_| bind(v4, false, options)).map_err(|source| StartError::Listen { address: v4, source })?;
         return Ok(vec![Arc::new(listener)]);
     }
     let bind_one = |address: &SocketAddr| {
