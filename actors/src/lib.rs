@@ -11,7 +11,6 @@ pub mod env;
 pub mod ids;
 pub mod lease;
 pub mod membership;
-pub mod plan;
 pub mod network;
 pub mod node;
 pub mod request;

@@ -10,8 +10,13 @@
 //! - Of an instance's terms the highest one counts, and each counter belongs to the first node that claims it.
 
 mod error;
+mod holder;
 pub mod keeper;
+mod leases;
 pub mod owner;
+mod service;
+#[cfg(test)]
+mod shells;
 mod size;
 pub mod timing;
 mod types;
@@ -20,7 +25,11 @@ mod wire;
 mod world;
 
 pub use error::{AcquireError, LeaseError, LostReason};
+pub use holder::{ClaimError, LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, LeaseKeeperMessage, LostSubscriber};
 pub use keeper::{HeldLease, LostLease};
+pub use leases::{
+    FenceHolds, FenceHook, Leases, LeasesActor, LeasesArguments, LeasesMessage, LeasesStartError, TermHook, TotalsSubscriber,
+};
 pub(crate) use size::size;
 pub use types::{
     Beneficiary, EndReason, Grant, HolderUse, LeaseInfo, LeaseSpec, LeaseState, LeaseToken, LeaseUse, LeaseView, Purpose, TokenSeed, Totals,

@@ -126,7 +126,10 @@ fn search(nodes: &[Candidate], links: &LinkMatrix, model: &ModelCard, goal: &Goa
     let max = (goal.nodes_max as usize).min(work.layers());
     let mut best: BTreeMap<Vec<usize>, Found> = BTreeMap::new();
     let mut scores = Scores::default();
-    for order in arrange::orders(nodes, links, &work, goal.nodes_min as usize, max) {
+    let mut orders = arrange::orders(nodes, links, &work, goal.nodes_min as usize, max);
+    // Few nodes first: they are quick to look at, and what they achieve rules much of the rest out.
+    orders.sort_by_key(Vec::len);
+    for order in orders {
         let seats: Vec<Seat> = order
             .iter()
             .enumerate()

@@ -34,6 +34,7 @@ fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeC
             multiply_adds_per_second: multiply_adds,
         }],
         models: vec![],
+        instances: vec![],
         addresses: vec![],
         api: None,
     }
@@ -424,6 +425,19 @@ proptest! {
             }
             Err(PlanError::NotEnoughMemory(_) | PlanError::NoSplit(_)) => prop_assert_eq!(best, None),
             Err(error) => prop_assert!(false, "{}", error),
+        }
+    }
+}
+
+#[test]
+fn a_large_cluster_with_room_gets_a_plan_too() {
+    // Everything fits everywhere, so nothing is ruled out by memory.
+    let cards: Vec<NodeCard> =
+        (1..=64).map(|n| card(n, n as u128, 100_000 * MB, 8e9 + 1e9 * (n % 7) as f64, 80e9 + 1e9 * (n % 5) as f64)).collect();
+    let model = model(vec![100 * MB; 96]);
+    for goal in [Goal::default(), Goal { sequences: 8, ..Goal::default() }, Goal { prefer: Prefer::FewestNodes, ..Goal::default() }] {
+        for plan in &run(&cards, &model, &goal).expect("fits") {
+            sound(plan, &cards, &model);
         }
     }
 }

@@ -10,9 +10,11 @@ mod batch;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use super::error::{AcquireError, LeaseError, LostReason};
+use super::size::size;
 use super::timing;
 use super::types::{Beneficiary, Grant, LeaseSpec};
 use super::wire::{LeaseNotice, LeaseReply, LeaseRequest};
@@ -96,6 +98,8 @@ pub enum Input {
     Release(Vec<LeaseId>),
     /// The memory of this beneficiary is in use.
     Touch(Beneficiary),
+    /// The shell has lost the calls that were under way and those who waited for sets.
+    Restarted,
     /// Give everything back and take nothing more.
     Stop,
     /// Time has passed; due at [`Keeper::next_wake`].
@@ -135,12 +139,21 @@ pub enum Output {
 /// A lease that a holder has no longer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostLease {
+    /// Which.
+    pub lease: LeaseId,
     /// Whose memory it was.
     pub owner: NodeId,
     /// Its terms.
     pub spec: LeaseSpec,
     /// Why.
     pub reason: LostReason,
+}
+
+impl fmt::Display for LostLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LeaseSpec { bytes, purpose, .. } = self.spec;
+        write!(f, "{} of node {:?} for {purpose} are lost: {}", size(bytes), self.owner, self.reason)
+    }
 }
 
 /// A lease in hand.
@@ -225,6 +238,7 @@ impl Keeper {
                     }
                 }
             }
+            Input::Restarted => self.restart(now, &mut out),
             Input::Stop => self.stop(now, &mut out),
             Input::Tick => {}
         }
@@ -255,6 +269,11 @@ impl Keeper {
             State::Held(holding) => Some(HeldLease { spec: entry.spec.clone(), grant: holding.grant.clone(), until: holding.until }),
             _ => None,
         })
+    }
+
+    /// Whether a lease is held, asked for or on its way back.
+    pub fn knows(&self, lease: LeaseId) -> bool {
+        self.entries.contains_key(&lease)
     }
 
     /// Whether nothing is held, asked for or on its way back.
@@ -359,7 +378,7 @@ impl Keeper {
         }
         match batch {
             Some(batch) => self.fail(now, batch, AcquireError::Lost { node: owner, lease, why: reason }, out),
-            None => out.push(Output::Lost(LostLease { owner, spec, reason })),
+            None => out.push(Output::Lost(LostLease { lease, owner, spec, reason })),
         }
     }
 
@@ -388,6 +407,19 @@ impl Keeper {
         entry.batch = None;
         // Past its time to live the owner ends the lease without being told.
         entry.state = State::Leaving { request, next: Some(now), give_up: now + timing::TTL };
+    }
+
+    fn restart(&mut self, now: Instant, out: &mut Vec<Output>) {
+        let batches: Vec<BatchKey> = self.batches.keys().copied().collect();
+        for batch in batches {
+            self.fail(now, batch, AcquireError::Cancelled, out);
+        }
+        for entry in self.entries.values_mut() {
+            match &mut entry.state {
+                State::Held(holding) => holding.asked = None,
+                State::Asking { next, .. } | State::Leaving { next, .. } => *next = Some(now),
+            }
+        }
     }
 
     fn stop(&mut self, now: Instant, out: &mut Vec<Output>) {
