@@ -102,7 +102,7 @@ pub struct Assembled {
 ///
 /// # Errors
 /// Words for the user: which node refused what, and why.
-pub async fn assemble(ground: &Ground, order: &Order, loading: &(dyn Fn() + Send + Sync)) -> Result<Assembled, String> {
+pub(super) async fn assemble(ground: &Ground, order: &Order, loading: &(dyn Fn() + Send + Sync)) -> Result<Assembled, String> {
     let specs = order.specs(&ground.env);
     let leases: Vec<LeaseId> = specs.iter().map(|(_, spec)| spec.id).collect();
     let grants = ground.keeper.acquire_all(specs).await.map_err(|error| error.to_string())?;
@@ -117,7 +117,7 @@ pub async fn assemble(ground: &Ground, order: &Order, loading: &(dyn Fn() + Send
 }
 
 /// Drops every stage and gives every lease back. Nodes that cannot be reached free theirs when the leases expire.
-pub async fn take_down(ground: &Ground, order: &Order, leases: &[LeaseId]) {
+pub(super) async fn take_down(ground: &Ground, order: &Order, leases: &[LeaseId]) {
     let unload = |(index, stage): (usize, &StagePlan)| {
         let remote = ground.services.remote::<Stages>(stage.node);
         let request = StageRequest::Unload(order.key(index));

@@ -17,7 +17,7 @@ use crate::countdown::Countdown;
 use crate::catalog::{Catalog, LocalModel};
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
 use crate::membership::Membership;
-use crate::plan::{Goal, Plan, PlanRequest, plan};
+use crate::plan::{Goal, Link, LinkMatrix, Plan, PlanRequest, plan};
 use crate::scheduler::{Generate, GenerateRefusal, SchedulerMsg};
 use crate::service::{Inbound, Replier, Service, ServiceId};
 use crate::service_numbers as ids;
@@ -362,6 +362,18 @@ impl PlacementState {
     }
 }
 
+/// Measured links as the planner takes them. A rate that was not measured is left to its assumptions.
+fn links(measured: &crate::topology::LinkMatrix) -> LinkMatrix {
+    let mut links = LinkMatrix::new();
+    for (from, to, _) in measured.iter() {
+        if let Some(best) = measured.between(from, to) {
+            let bytes_per_second = best.bytes_per_second.unwrap_or(f64::NAN);
+            links.set(from, to, Link { rtt_seconds: best.rtt.as_secs_f64(), bytes_per_second });
+        }
+    }
+    links
+}
+
 fn plans(membership: &Membership, topology: &Topology, model: &LocalModel, card: &ModelCard, mut goal: Goal) -> Result<Vec<Plan>, String> {
     goal.sha256 = Some(model.sha256.clone());
     // Every stage reads its own tensors from its own disk.
@@ -372,7 +384,7 @@ fn plans(membership: &Membership, topology: &Topology, model: &LocalModel, card:
     // This node has it, even if it lies outside the models folder or the card is a moment old.
     let own = cards.iter_mut().filter(|card| card.node == view.me && card.models.iter().all(|known| known.sha256 != model.sha256));
     own.for_each(|card| card.models.push(model.on_disk()));
-    let links = topology.links();
+    let links = links(&topology.links());
     let request = PlanRequest { cards: &cards, links: &links, model: card, goal: &goal };
     let mut plans = plan(&request).map_err(|error| error.to_string())?;
     plans.truncate(PLANS_MAX);

@@ -42,13 +42,13 @@ use crate::ids::{InstanceId, NodeId, RequestId};
 use crate::lease::{HeldLease, LeaseKeeper, LeaseView, Leases};
 use crate::membership::{ClusterView, Membership};
 use crate::network::NetworkHandle;
-use crate::plan::{Goal, LinkMatrix, Plan};
+use crate::plan::{Goal, Plan};
 use crate::request::{ChatMessage, GenerateRequest, Prompt};
 use crate::scheduler::GenerateRefusal;
 use crate::service::{Remote, ServeError, Service, Services};
 use crate::stage::WorkersMsg;
 use crate::stage::links::TensorLinks;
-use crate::topology::Topology;
+use crate::topology::{LinkMatrix, Topology};
 use lock::FolderLock;
 use parts::SupervisorMsg;
 

@@ -61,7 +61,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     let network = NetworkHandle::new(services.clone());
     let discovery = Discovery::new();
     let membership = Membership::new(settings.card.clone());
-    let topology = Topology::new(node);
+    let topology = Topology::new();
     let (ended, stopped) = watch::channel(None);
 
     let part = |what: &'static str| move |reason: String| StartError::Part { what, reason };
@@ -125,7 +125,13 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     }))
     .await?;
 
-    let arguments = TopologyArguments { handle: topology.clone(), env: env.clone(), services: services.clone(), membership: membership.clone() };
+    let arguments = TopologyArguments {
+        handle: topology.clone(),
+        env: env.clone(),
+        services: services.clone(),
+        membership: membership.clone(),
+        network: network.clone(),
+    };
     add(child("topology", move |cell| {
         let arguments = arguments.clone();
         async move { Ok(TopologyActor::start(arguments, Some(cell)).await?.get_cell()) }
@@ -374,7 +380,7 @@ impl Actor for NodeSupervisor {
             SupervisorMsg::Stop(done) => {
                 state.stopping = true;
                 state.supervision.stop("the node stops").await;
-                drop(done.map(|done| done.send(())));
+                let _ = done.map(|done| done.send(()));
                 me.stop(None);
             }
         }
