@@ -6,3 +6,4 @@ pub mod ids;
 pub mod network;
 pub mod secret;
 pub mod service;
+pub mod supervise;

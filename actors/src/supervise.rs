@@ -7,7 +7,7 @@
 //!
 //! ```ignore
 //! async fn handle_supervisor_evt(&self, myself: ActorRef<Msg>, event: SupervisionEvent, state: &mut State) -> Result<(), ActorProcessingErr> {
-//!     Ok(state.supervision.handle(&myself.get_cell(), &event).await?)
+//!     Ok(state.supervision.handle(&myself.get_cell(), event).await?)
 //! }
 //! ```
 
@@ -190,9 +190,9 @@ impl Supervision {
     ///
     /// # Errors
     /// [`SuperviseError::TooOften`] if the child's limits do not allow another restart.
-    pub async fn handle(&mut self, supervisor: &ActorCell, event: &SupervisionEvent) -> Result<(), SuperviseError> {
+    pub async fn handle(&mut self, supervisor: &ActorCell, event: SupervisionEvent) -> Result<(), SuperviseError> {
         let (who, failed, mut reason) = match event {
-            SupervisionEvent::ActorTerminated(who, _, reason) => (who, false, reason.clone().unwrap_or_else(|| "it stopped".to_owned())),
+            SupervisionEvent::ActorTerminated(who, _, reason) => (who, false, reason.unwrap_or_else(|| "it stopped".to_owned())),
             SupervisionEvent::ActorFailed(who, error) => (who, true, error.to_string()),
             _ => return Ok(()),
         };
@@ -343,7 +343,7 @@ mod tests {
             event: SupervisionEvent,
             state: &mut Supervision,
         ) -> Result<(), ActorProcessingErr> {
-            if let Err(error) = state.handle(&myself.get_cell(), &event).await {
+            if let Err(error) = state.handle(&myself.get_cell(), event).await {
                 if let Some(ended) = self.ended.lock().unwrap().take() {
                     ended.send(error.to_string()).unwrap();
                 }
