@@ -26,3 +26,4 @@ pub mod topology;
 mod wake;
 
 pub use shoal_engine::sampler::SamplingParams;
+pub mod supervise;
