@@ -13,6 +13,7 @@ pub mod lease;
 pub mod membership;
 pub mod network;
 pub mod node;
+pub mod plan;
 pub mod request;
 pub mod scheduler;
 pub mod secret;
