@@ -2,7 +2,7 @@
 """Makes the tokenizer test data: strings, the ids that llama.cpp gives for them, and weights-free model files.
 
     make.py strings                                   writes strings.json
-    make.py ids NAME MODEL.gguf LLAMA_TOKENIZE        writes NAME.ids.json from llama.cpp's `llama-tokenize`
+    make.py ids NAME MODEL.gguf LLAMA_IDS             writes NAME.ids.json with llama_ids.cpp, built against llama.cpp
     make.py vocabulary NAME MODEL.gguf                writes NAME.gguf.zip: the file's metadata without its tensors
 
 Each list of ids has one entry per string. `special` is with control tokens in the text meant as such, `plain` without.
@@ -14,7 +14,6 @@ import random
 import struct
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -102,24 +101,16 @@ def write_json(path, value):
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def tokenize(binary, model, text, special):
-    with tempfile.NamedTemporaryFile(suffix=".txt") as file:
-        file.write(text.encode("utf-8"))
-        file.flush()
-        command = [binary, "-m", model, "-f", file.name, "--ids", "--no-bos", "--no-escape", "--log-disable"]
-        if not special:
-            command.append("--no-parse-special")
-        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
-    return json.loads(out)
-
-
 def write_ids(name, model, binary):
     texts = json.loads((HERE / "strings.json").read_text())["strings"]
-    value = {"model": Path(model).name, "special": [], "plain": []}
+    stdin = b""
     for text in texts:
-        for kind in ("special", "plain"):
-            value[kind].append(tokenize(binary, model, text, kind == "special"))
-    write_json(HERE / f"{name}.ids.json", value)
+        data = text.encode("utf-8")
+        stdin += b"%d\n%b\n" % (len(data), data)
+    out = subprocess.run([binary, model], input=stdin, check=True, stdout=subprocess.PIPE).stdout
+    lines = [[int(word) for word in line.split()] for line in out.decode().split("\n")[:-1]]
+    assert len(lines) == 2 * len(texts)
+    write_json(HERE / f"{name}.ids.json", {"model": Path(model).name, "special": lines[0::2], "plain": lines[1::2]})
 
 
 def metadata_end(data):
