@@ -222,6 +222,12 @@ impl Catalog {
         Ok(blocking(&*self.spawner, move || store.list()).await??)
     }
 
+    /// The model in the models folder with this hash. Reads the folder: a few small files.
+    pub fn with_hash(&self, sha256: &str) -> Option<LocalModel> {
+        let listing = self.shared.store.list().ok()?;
+        listing.models.into_iter().find(|model| model.sha256 == sha256)
+    }
+
     /// The file of a model that is on this machine. A file outside the models folder is hashed when it is first asked
     /// for, which takes a while for a large one.
     ///

@@ -107,7 +107,7 @@ fn expected(prompt: &[u32], max_tokens: u32, limit: usize) -> Vec<u32> {
 
 fn work(id: u128, prompt: Vec<u32>, max_tokens: u32) -> Work {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    Work { id: RequestId(id), prompt, emitted: Vec::new(), sampling, top: 0, max_tokens, ends: BTreeSet::from([0]) }
+    Work { id: RequestId(id), prompt, emitted: Vec::new(), sampling, max_tokens, ends: BTreeSet::from([0]) }
 }
 
 #[derive(Debug, Clone)]

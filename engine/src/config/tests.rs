@@ -230,6 +230,16 @@ fn biases_are_used_where_they_are() {
 }
 
 #[test]
+fn tensors_that_would_be_ignored_are_refused() {
+    let error = Model::llama().with_tensor("blk.1.ffn_up.bias", &[64], BlockType::F32).error();
+    assert!(error.to_string().contains("the tensor \"blk.1.ffn_up.bias\" in llama models"), "{error}");
+    let third = Model::llama().with_tensor("blk.2.attn_q.weight", &[32, 32], BlockType::Q4_0).error();
+    assert!(matches!(third, ConfigError::Unsupported { .. }), "a layer that the hyperparameters do not tell of");
+    let harmless = Model::llama().with_tensor("blk.0.attn_rot_embd", &[4], BlockType::F32);
+    assert!(harmless.with_tensor("mm.0.weight", &[4], BlockType::F32).read().is_ok());
+}
+
+#[test]
 fn gemma3_is_the_same_decoder_with_other_data() {
     let config = Model::gemma3().read().unwrap();
     assert_eq!((config.key_length, config.activation, config.embedding_scale), (16, Activation::GeluTanh, 32f32.sqrt()));
@@ -252,6 +262,11 @@ fn gemma3_is_the_same_decoder_with_other_data() {
     assert_eq!((stretched.rope.scale, stretched.window_rope.scale), (0.125, 1.0));
     assert_eq!(stretched.logit_softcap, Some(30.0));
     assert_eq!(stretched.windows.iter().filter(|window| window.is_none()).count(), 3);
+    let without = Model::gemma3().without("attention.sliding_window").read().unwrap();
+    assert_eq!(without.windows, [None; 7]);
+    let told = |pattern: Vec<bool>| Model::gemma3().with("attention.sliding_window_pattern", Value::Array(Array::Bools(pattern))).read();
+    assert_eq!(told(vec![false, true, false, false, false, false, false]).unwrap().windows[..3], [None, Some(512), None]);
+    assert!(matches!(told(vec![true; 6]), Err(ConfigError::Invalid { .. })));
 }
 
 #[test]

@@ -71,6 +71,30 @@ fn a_mapped_file_is_the_same() {
     assert!(Gguf::open(folder.path()).unwrap_err().to_string().contains("it is a folder"));
 }
 
+/// A file whose size would justify any count: the header has a limit of its own.
+#[cfg(unix)]
+#[test]
+fn a_header_without_end_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut start = b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0k".to_vec();
+    let size: u64 = 1 << 40;
+    // The rest is zeros that take no room on the disk.
+    let open = |start: &[u8]| {
+        std::fs::write(&path, start).unwrap();
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(size).unwrap();
+        Gguf::open(&path).unwrap_err().fault
+    };
+    start.extend(8u32.to_le_bytes());
+    assert!(
+        matches!(open(&[&start[..], &(size / 2).to_le_bytes()].concat()), GgufFault::HeaderTooLong { at: Place::Key(key), .. } if key == "k")
+    );
+    let end = start.len() - 4;
+    start[end..].copy_from_slice(&9u32.to_le_bytes());
+    start.extend(8u32.to_le_bytes());
+    assert!(matches!(open(&[&start[..], &(size / 16).to_le_bytes()].concat()), GgufFault::Count { at: Place::Key(key), .. } if key == "k"));
+}
+
 #[test]
 fn every_value_type_survives_writing_and_reading() {
     let values = [
