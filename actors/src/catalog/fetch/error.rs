@@ -70,7 +70,7 @@ pub enum FetchError {
         file: String,
     },
     /// What came is not what was promised.
-    #[error("what {source_name} sent for {file} is not the right file: its SHA-256 is {found}, not {expected}; it was thrown away")]
+    #[error("what {source_name} has as {file} is not the right file: its SHA-256 is {found}, not {expected}; it was not taken")]
     WrongHash {
         /// The file.
         file: String,

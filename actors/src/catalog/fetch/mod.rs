@@ -119,7 +119,8 @@ impl<'a> Tools<'a> {
         Self { http, rng, space, cancel, retry, sink, source, base: Cell::default(), last: Cell::default() }
     }
 
-    fn set_source(&self, name: &str) {
+    /// Names what is spoken of from here on.
+    pub(crate) fn set_source(&self, name: &str) {
         *self.source.borrow_mut() = Arc::from(name);
         self.set_base(0, None);
         self.last.set((0, None));

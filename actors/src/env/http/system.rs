@@ -178,13 +178,15 @@ fn explain_io(host: String, error: &io::Error) -> HttpError {
     if error.kind() == io::ErrorKind::InvalidData {
         return HttpError::Tls { host, reason };
     }
+    // Only these happen to a connection that stood; a name that is not found has no kind of its own.
     match error.kind() {
-        io::ErrorKind::ConnectionRefused
-        | io::ErrorKind::HostUnreachable
-        | io::ErrorKind::NetworkUnreachable
-        | io::ErrorKind::NetworkDown
-        | io::ErrorKind::AddrNotAvailable => HttpError::Unreachable { host, reason },
-        _ => HttpError::Broken { host, reason },
+        io::ErrorKind::ConnectionReset
+        | io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::TimedOut
+        | io::ErrorKind::WouldBlock => HttpError::Broken { host, reason },
+        _ => HttpError::Unreachable { host, reason },
     }
 }
 
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_connection_is_unreachable() {
+    fn a_refused_connection_and_an_unknown_name_are_unreachable() {
         let port = {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
             listener.local_addr().expect("has an address").port()
@@ -223,5 +225,7 @@ mod tests {
         let error = http.get(&request(&format!("http://127.0.0.1:{port}/"))).expect_err("nobody there");
         assert!(matches!(error, HttpError::Unreachable { .. }), "{error:?}");
         assert!(error.is_transient());
+        let error = http.get(&request("http://shoal.invalid/")).expect_err("no such name");
+        assert!(matches!(error, HttpError::Unreachable { .. }), "{error:?}");
     }
 }
