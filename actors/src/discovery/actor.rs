@@ -290,6 +290,7 @@ impl DiscoveryState {
             NetworkEvent::Connected(connected) => {
                 Input::Connected { peer: connected.peer, address: connected.address, dialled: connected.dialled }
             }
+            NetworkEvent::AlreadyConnected { peer, address } => Input::AlreadyConnected { peer, address },
             NetworkEvent::Disconnected { peer, .. } => Input::Disconnected { peer },
             NetworkEvent::DialFailed { address, reason } => Input::DialFailed { address, reason },
             NetworkEvent::Refused { peer, address, reason } => Input::Refused { peer, address, reason },

@@ -69,6 +69,8 @@ pub(crate) enum Input {
     Heard { peer: NodeId, incarnation: Option<Incarnation>, addresses: Vec<SocketAddr>, source: Source },
     /// A peer has passed the handshake.
     Connected { peer: NodeId, address: SocketAddr, dialled: bool },
+    /// A dial led to a peer that was connected already.
+    AlreadyConnected { peer: NodeId, address: SocketAddr },
     /// No connection to the peer is left.
     Disconnected { peer: NodeId },
     /// A dial came to nothing.
@@ -258,6 +260,7 @@ impl PeerBook {
                 self.note(now, peer, incarnation, addresses, source, &mut outputs);
             }
             Input::Connected { peer, address, dialled } => self.connected(now, peer, address::plain(address), dialled),
+            Input::AlreadyConnected { peer, address } => self.connected(now, peer, address::plain(address), true),
             Input::Disconnected { peer } => {
                 let courtesy = self.courtesy(peer);
                 if let Some(peer) = self.peers.get_mut(&peer) {
