@@ -417,14 +417,7 @@ impl PeerBook {
         }
     }
 
-    fn refused(
-        &mut self,
-        now: Instant,
-        node: Option<NodeId>,
-        address: Option<SocketAddr>,
-        reason: String,
-        outputs: &mut Vec<Output>,
-    ) {
+    fn refused(&mut self, now: Instant, node: Option<NodeId>, address: Option<SocketAddr>, reason: String, outputs: &mut Vec<Output>) {
         let until = now + self.dice.jitter(REFUSED_PAUSE);
         if let Some(peer) = node.and_then(|node| self.peers.get_mut(&node)) {
             peer.refused = Some(until);
@@ -523,7 +516,8 @@ impl PeerBook {
     fn due_asked(&self) -> impl Iterator<Item = (SocketAddr, Instant)> {
         let open = self.asked.iter().filter(|(address, asked)| {
             // A connection that was made otherwise, to a peer that is known to be there, will do as well.
-            let leads_to = |node: &NodeId, peer: &Peer| asked.peer == Some(*node) || peer.spots.iter().any(|spot| spot.address == **address);
+            let leads_to =
+                |node: &NodeId, peer: &Peer| asked.peer == Some(*node) || peer.spots.iter().any(|spot| spot.address == **address);
             let connected = self.peers.iter().any(|(node, peer)| peer.connected && leads_to(node, peer));
             asked.peer != Some(self.me) && asked.spot.dialled.is_none() && !connected && !self.is_me(**address)
         });
