@@ -145,8 +145,7 @@ impl Node {
         let discovery_actor = discovery_actor.await.unwrap();
         let network_arguments = NetworkArguments { handle: network.clone(), factory: Arc::clone(&env.network), config };
         let network_actor = NetworkActor::start(network_arguments, None).await.unwrap();
-        let actors =
-            vec![discovery_actor.get_cell(), topology_actor.get_cell(), membership_actor.get_cell(), network_actor.get_cell()];
+        let actors = vec![discovery_actor.get_cell(), topology_actor.get_cell(), membership_actor.get_cell(), network_actor.get_cell()];
         Self { id, membership, discovery, topology, network, actors, events }
     }
 
@@ -162,7 +161,10 @@ impl Node {
 
     fn sees(&self, others: &[&Node]) -> bool {
         let view = self.membership.view();
-        view.alive().count() == others.len() && others.iter().all(|other| view.card(other.id).is_some_and(|card| card.incarnation == other.membership.view().card(other.id).unwrap().incarnation))
+        view.alive().count() == others.len()
+            && others.iter().all(|other| {
+                view.card(other.id).is_some_and(|card| card.incarnation == other.membership.view().card(other.id).unwrap().incarnation)
+            })
     }
 }
 
