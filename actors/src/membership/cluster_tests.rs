@@ -16,6 +16,7 @@ use crate::discovery::beacon::SystemBeacon;
 use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
 use crate::env::{
     Beacon, Compute, ComputeError, Env, MemoryStorage, NetworkConfig, NetworkFactory, Storage, SystemClock, SystemRng, SystemSpawner,
+    TextModel,
 };
 use crate::ids::NodeId;
 use crate::membership::next_incarnation;
@@ -34,6 +35,10 @@ impl Compute for Nothing {
     }
 
     fn model_card(&self, _: &Path) -> Result<ModelCard, ComputeError> {
+        Err(ComputeError { reason: "no device".to_owned() })
+    }
+
+    fn text(&self, _: &Path) -> Result<Arc<dyn TextModel>, ComputeError> {
         Err(ComputeError { reason: "no device".to_owned() })
     }
 
@@ -125,8 +130,13 @@ impl Node {
             None,
         );
         let membership_actor = membership_actor.await.unwrap();
-        let topology_arguments =
-            TopologyArguments { handle: topology.clone(), env: env.clone(), services: services.clone(), network: network.clone() };
+        let topology_arguments = TopologyArguments {
+            handle: topology.clone(),
+            env: env.clone(),
+            services: services.clone(),
+            network: network.clone(),
+            membership: membership.clone(),
+        };
         let topology_actor = TopologyActor::start(topology_arguments, None).await.unwrap();
         let discovery_actor = DiscoveryActor::start(
             DiscoveryArguments {
