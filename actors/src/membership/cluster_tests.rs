@@ -351,6 +351,7 @@ fn real_nodes_of_one_host_meet_by_the_beacon() {
         println!("three nodes on real sockets agreed {joined:?} after the last was started");
         let seen: Vec<_> = all[0].network.connected().iter().map(|peer| peer.address).collect();
         println!("connected at {seen:?}");
+        until("all are connected", || all.iter().all(|node| node.network.connected().len() == 2)).await;
         let rate = all[0].topology.measure_bandwidth(all[1].id).await.unwrap();
         println!("control bandwidth {:.0} MB/s", rate / 1e6);
         until("the rate is in the matrix", || {
