@@ -75,7 +75,7 @@ impl Default for Timing {
             relays: 3,
             suspicion: Duration::from_millis(1000),
             beat: Duration::from_millis(250),
-            silence: Duration::from_millis(550),
+            silence: Duration::from_millis(450),
             suspicion_short: Duration::from_millis(500),
             audit: Duration::from_secs(2),
             mesh: crate::discovery::CONNECTIONS_TARGET,

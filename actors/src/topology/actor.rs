@@ -12,7 +12,6 @@ use super::matrix::{LinkMatrix, LinkMeasure};
 use super::table::{Input, LinkTable, Output};
 use crate::env::{Env, NetworkEvent};
 use crate::ids::NodeId;
-use crate::membership::{MemberEvent, Membership};
 use crate::network::NetworkHandle;
 use crate::service::{CallError, Inbound, Service, ServiceId, Services};
 use crate::service_numbers;
@@ -176,8 +175,6 @@ pub struct TopologyArguments {
     pub services: Services,
     /// Who is connected.
     pub network: NetworkHandle,
-    /// Who is there: links to those who are not are of no use to a plan.
-    pub membership: Membership,
 }
 
 /// What the actor hears.
@@ -257,12 +254,6 @@ impl Actor for TopologyActor {
                 let _ = actor.cast(TopologyMessage(Told::Changed));
             }
         }));
-        let actor = myself.clone();
-        state.arguments.membership.subscribe(Box::new(move |event| {
-            if matches!(event, MemberEvent::Joined { .. } | MemberEvent::Dead { .. } | MemberEvent::Left { .. }) {
-                let _ = actor.cast(TopologyMessage(Told::Changed));
-            }
-        }));
         state.peers(&myself);
         state.arm(&myself);
         Ok(state)
@@ -303,9 +294,7 @@ impl TopologyState {
     }
 
     fn peers(&mut self, myself: &ActorRef<TopologyMessage>) {
-        let view = self.arguments.membership.view();
-        let connected = self.arguments.services.connected().into_iter().filter(|node| view.card(*node).is_some());
-        let connected: BTreeSet<NodeId> = connected.collect();
+        let connected: BTreeSet<NodeId> = self.arguments.services.connected().into_iter().collect();
         self.step(myself, Input::Peers(connected));
     }
 
