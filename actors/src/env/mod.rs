@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 pub use compute::{Compute, ComputeError};
 pub use network::{
-    Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink, SendError,
+    Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink,
+    SendError,
 };
 pub use shoal_transport::env::{BoxFuture, Clock, Instant, Join, Rng, Spawner, SystemRng};
 pub use storage::{DirectoryStorage, MemoryStorage, Storage};

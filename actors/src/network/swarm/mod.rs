@@ -2,11 +2,15 @@
 
 mod address;
 mod announce;
+mod behaviour;
 mod connection;
 mod control;
 mod driver;
+mod errors;
 mod listen;
+mod outreach;
 mod scoped;
+mod tasks;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -21,9 +25,7 @@ use self::connection::Link;
 use self::driver::{Command, Driver};
 use super::queue::PushError;
 use crate::card::WIRE_VERSION;
-use crate::env::{
-    BoxFuture, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkFactory, NetworkSink, SendError,
-};
+use crate::env::{BoxFuture, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkFactory, NetworkSink, SendError};
 use crate::ids::NodeId;
 
 /// Starts control networks on libp2p. It has to be started on a tokio runtime.
