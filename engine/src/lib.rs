@@ -4,6 +4,7 @@ pub mod card;
 pub mod chat;
 pub mod config;
 pub mod gguf;
+pub mod kernels;
 pub mod quant;
 pub mod sampler;
 pub mod stage;

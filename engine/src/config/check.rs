@@ -1,8 +1,9 @@
-//! Holds a configuration against the file's tensors.
+//! Holds a configuration against the file's tensors, both ways.
 
 use super::hyper::Hyper;
 use super::{ConfigError, DecoderConfig, ModelTensors};
 use crate::gguf::{Gguf, TensorView};
+use std::collections::BTreeSet;
 
 /// The number of layers. Each has tensors, so there are no more of them than tensors in the file; which keeps a false
 /// count from costing memory.
@@ -108,5 +109,25 @@ pub(super) fn check(config: &DecoderConfig, gguf: &Gguf) -> Result<(), ConfigErr
             }
         }
     }
-    Ok(())
+    nothing_else(config, gguf)
+}
+
+/// Frequencies that old converters wrote for each layer; they follow from the hyperparameters.
+const SUPERFLUOUS: [&str; 2] = ["attn_rot_embd", "attn_rot_embd.weight"];
+
+/// Makes sure that layers have no tensor that the decoder would ignore: leaving out a bias, a norm or an expert gives
+/// answers that only look right.
+fn nothing_else(config: &DecoderConfig, gguf: &Gguf) -> Result<(), ConfigError> {
+    let used: BTreeSet<&str> = config.layer_tensors.iter().flat_map(|layer| layer.names()).collect();
+    let unused = gguf.tensors().map(|view| view.name).find(|name| {
+        let Some((_, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
+        !used.contains(name) && !SUPERFLUOUS.contains(&part)
+    });
+    match unused {
+        None => Ok(()),
+        Some(name) => Err(ConfigError::Unsupported {
+            file: gguf.name().to_owned(),
+            what: format!("the tensor {name:?} in {} models", config.architecture),
+        }),
+    }
 }

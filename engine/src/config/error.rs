@@ -35,7 +35,7 @@ pub enum ConfigError {
         is: String,
     },
     /// Something that the model does and the decoder does not.
-    #[error("{file} needs {what}, which is not supported yet")]
+    #[error("{file} needs what is not supported yet: {what}")]
     Unsupported {
         /// The file.
         file: String,
@@ -43,7 +43,7 @@ pub enum ConfigError {
         what: String,
     },
     /// A tensor is not there.
-    #[error("{file} lacks the tensor {tensor}; if it is one part of a model in several files, merge them first")]
+    #[error("{file} lacks the tensor {tensor}; take another conversion of the model")]
     MissingTensor {
         /// The file.
         file: String,
@@ -63,7 +63,9 @@ pub enum ConfigError {
         found: Vec<u64>,
     },
     /// A tensor of a type that cannot be used.
-    #[error("{file}: weights of type {block} (tensor {tensor}) are not supported; take a file with another quantisation, e.g. Q4_K or Q8_0")]
+    #[error(
+        "{file}: weights of type {block} (tensor {tensor}) are not supported; take a file with another quantisation, e.g. Q4_K or Q8_0"
+    )]
     TensorType {
         /// The file.
         file: String,

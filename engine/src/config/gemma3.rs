@@ -18,14 +18,9 @@ pub(super) fn read(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
     let key_length = hyper.count("attention.key_length")?;
     let value_length = hyper.count_if_any("attention.value_length")?.unwrap_or(key_length);
     let layers = check::layers(hyper)?;
-    let window = hyper.count("attention.sliding_window")?;
-    let windows = match hyper.bools_if_any("attention.sliding_window_pattern") {
-        Some(pattern) if pattern.len() == layers => pattern.iter().map(|&windowed| windowed.then_some(window)).collect(),
-        Some(pattern) => return Err(hyper.invalid("attention.sliding_window_pattern", "one truth value a layer", pattern.len())),
-        None => {
-            let period = hyper.count_if_any("attention.sliding_window_pattern")?.unwrap_or(PATTERN);
-            (0..layers).map(|layer| ((layer + 1) % period != 0).then_some(window)).collect()
-        }
+    let windows = match hyper.count_or_zero("attention.sliding_window")? {
+        Some(window) => windows(hyper, layers, window)?,
+        None => vec![None; layers],
     };
     let rope = Rope::read(hyper, RopeLayout::Halves, key_length, 1_000_000.0)?;
     let window_base = hyper.positive_if_any("rope.freq_base_swa")?.unwrap_or(WINDOW_BASE);
@@ -54,6 +49,19 @@ pub(super) fn read(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
         tensors,
         layer_tensors: (0..layers).map(layer_tensors).collect(),
     })
+}
+
+/// Each layer's window: as the file says for each, or for one in so many.
+fn windows(hyper: &Hyper<'_>, layers: usize, window: usize) -> Result<Vec<Option<usize>>, ConfigError> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    match hyper.bools_if_any(KEY) {
+        Some(pattern) if pattern.len() == layers => Ok(pattern.iter().map(|&windowed| windowed.then_some(window)).collect()),
+        Some(pattern) => Err(hyper.invalid(KEY, "one truth value for each layer", format!("{} of them", pattern.len()))),
+        None => {
+            let period = hyper.count_if_any(KEY)?.unwrap_or(PATTERN);
+            Ok((0..layers).map(|layer| ((layer + 1) % period != 0).then_some(window)).collect())
+        }
+    }
 }
 
 /// The usual, with norms of heads and norms after each part.

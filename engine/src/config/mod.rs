@@ -99,6 +99,9 @@ impl DecoderConfig {
                 known: Self::architectures().collect::<Vec<_>>().join(", "),
             });
         };
+        if let Some(parts) = gguf.u64("split.count").filter(|&parts| parts > 1) {
+            return Err(hyper.unsupported(format!("the other parts of a model in {parts} files; merge them into one first")));
+        }
         let config = read(&hyper)?;
         check::check(&config, gguf)?;
         Ok(config)

@@ -95,7 +95,7 @@ fn exponential(x: f64) -> f64 {
     let mut term = 1.0;
     // Summed without the leading one, which would cost the digits that the squarings need.
     let mut less_one = 0.0;
-    for k in 1..=8 {
+    for k in 1..=12 {
         term *= small / f64::from(k);
         less_one += term;
     }

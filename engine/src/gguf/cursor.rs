@@ -14,7 +14,7 @@ pub(super) struct Cursor<'a> {
 
 /// The most that a header may take. The largest known, with vocabularies of a quarter of a million tokens, take some
 /// 20 MB; what is read from it is held in memory at a few times its size.
-pub(super) const HEADER_LIMIT: usize = 256 << 20;
+pub(super) const HEADER_LIMIT: usize = 128 << 20;
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(file: &'a [u8]) -> Cursor<'a> {

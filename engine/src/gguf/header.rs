@@ -42,7 +42,8 @@ pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 /// Alignment where the file does not say otherwise, in bytes.
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
-const ALIGNMENT_LIMIT: u64 = 1 << 20;
+/// Greatest alignment in bytes; more than any page.
+pub(super) const ALIGNMENT_LIMIT: u64 = 1 << 20;
 /// Longest name of a metadata entry, as the format's description has it.
 const KEY_LIMIT: usize = 65535;
 /// Longest name of a tensor. ggml holds 63 bytes; nobody needs more than this.

@@ -221,4 +221,6 @@ impl<'a> TensorView<'a> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

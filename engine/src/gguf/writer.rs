@@ -1,6 +1,6 @@
 //! Writes GGUF files: for conversions, and for tests that need a file with something particular in it.
 
-use super::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
+use super::header::{ALIGNMENT_KEY, ALIGNMENT_LIMIT, DEFAULT_ALIGNMENT, MAGIC};
 use super::value::{Array, Value, id};
 use crate::quant::BlockType;
 
@@ -38,7 +38,7 @@ impl Writer {
     /// The file.
     pub fn finish(&self) -> Vec<u8> {
         let alignment = self.metadata.iter().find(|(key, _)| key == ALIGNMENT_KEY).and_then(|(_, value)| value.as_u64());
-        let alignment = alignment.filter(|&alignment| alignment > 0).unwrap_or(DEFAULT_ALIGNMENT) as usize;
+        let alignment = alignment.filter(|alignment| (1..=ALIGNMENT_LIMIT).contains(alignment)).unwrap_or(DEFAULT_ALIGNMENT) as usize;
         let mut out = Vec::new();
         out.extend(MAGIC);
         out.extend(3u32.to_le_bytes());

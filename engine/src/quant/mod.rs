@@ -13,3 +13,6 @@ mod quantise;
 pub use block_type::BlockType;
 pub use dequantise::{QuantError, dequantise};
 pub use quantise::quantise;
+
+#[cfg(test)]
+mod tests;

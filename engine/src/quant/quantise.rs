@@ -1,7 +1,7 @@
 //! From numbers to blocks, for the types that need no search: the reference rounding of ggml.
 
-use super::dequantise::{QuantError, check};
 use super::BlockType;
+use super::dequantise::{QuantError, check};
 use half::{bf16, f16};
 
 /// Packs `elements` into blocks. F32, F16, BF16, Q8_0, Q4_0 and Q4_1 can be made; elements should be finite.

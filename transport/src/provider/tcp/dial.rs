@@ -1,0 +1,152 @@
+//! The dialling end of the handshake.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES, Verdict};
+use super::link::TcpLink;
+use super::{TcpProvider, set_buffers};
+use crate::env::{Clock, Instant};
+use crate::link::{CloseReason, LinkOptions, NAP};
+use crate::provider::{DialError, Endpoint, ProviderKind, Ticket};
+
+/// First pause before a peer that was too busy to answer is dialled again; doubled each time.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// Longest such pause.
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// How one attempt failed.
+enum Failed {
+    /// The peer took the connection and let it go before it said anything: too many others were at its door.
+    Busy(CloseReason),
+    Final(DialError),
+}
+
+impl TcpProvider {
+    /// Connects and proves both ends.
+    pub(super) fn dial_address(
+        &self,
+        address: SocketAddr,
+        ticket: &Ticket,
+        options: LinkOptions,
+        deadline: Instant,
+    ) -> Result<Arc<TcpLink>, DialError> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            if self.stop.load(Ordering::Acquire) {
+                return Err(DialError::Stopped(ProviderKind::Tcp));
+            }
+            match self.attempt(address, ticket, options, deadline) {
+                Ok(link) => return Ok(link),
+                Err(Failed::Final(error)) => return Err(error),
+                Err(Failed::Busy(reason)) => {
+                    if self.effects.clock.now() + pause >= deadline {
+                        return Err(DialError::Handshake { endpoint: Endpoint::Tcp(address), reason });
+                    }
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+    }
+
+    fn attempt(&self, address: SocketAddr, ticket: &Ticket, ours: LinkOptions, deadline: Instant) -> Result<Arc<TcpLink>, Failed> {
+        let clock = &*self.effects.clock;
+        let endpoint = Endpoint::Tcp(address);
+        let stream = self.connect(address, deadline).map_err(|error| {
+            Failed::Final(match error.kind() {
+                ErrorKind::TimedOut | ErrorKind::WouldBlock => DialError::Deadline { endpoint },
+                _ => DialError::Unreachable { endpoint, reason: error.to_string() },
+            })
+        })?;
+        let words = Words { stream: &stream, clock, deadline };
+        let failed = |error: std::io::Error| {
+            Failed::Final(match error.kind() {
+                ErrorKind::TimedOut => DialError::Deadline { endpoint },
+                _ => DialError::Handshake { endpoint, reason: reason(&error) },
+            })
+        };
+        let mut nonce = [0; 32];
+        self.effects.rng.fill("link hello", &mut nonce);
+        let hello = handshake::hello(ticket, &nonce, ours);
+        let mut challenge = [0; CHALLENGE_BYTES];
+        words.say(&hello).and_then(|()| words.hear(&mut challenge)).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Failed::Busy(reason(&error)),
+            _ => failed(error),
+        })?;
+        let Some(theirs) = handshake::read_challenge(&challenge) else {
+            let reason = CloseReason::Misbehaved("it speaks another version, or is no Shoal node".to_owned());
+            return Err(Failed::Final(DialError::Handshake { endpoint, reason }));
+        };
+        let proof = handshake::proof(ticket, &hello, &challenge);
+        let mut verdict = [0; VERDICT_BYTES];
+        words.say(&proof).and_then(|()| words.hear(&mut verdict)).map_err(failed)?;
+        let id = ticket.id();
+        match handshake::read_verdict(ticket, &hello, &challenge, &proof, &verdict) {
+            Verdict::Welcome => {}
+            Verdict::Refused => return Err(Failed::Final(DialError::Refused { endpoint, id })),
+            Verdict::Impostor => return Err(Failed::Final(DialError::Impostor { endpoint, id })),
+        }
+        let limits = [ours.message_bytes_max, theirs.message_bytes_max];
+        TcpLink::new(stream, address, Arc::clone(&self.effects.clock), self.liveness(), limits).map_err(failed)
+    }
+
+    fn connect(&self, address: SocketAddr, deadline: Instant) -> std::io::Result<TcpStream> {
+        let left = deadline.since(self.effects.clock.now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        set_buffers(&socket, &self.options)?;
+        socket.connect_timeout(&address.into(), left)?;
+        socket.set_tcp_nodelay(true)?;
+        Ok(socket.into())
+    }
+}
+
+fn reason(error: &std::io::Error) -> CloseReason {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => CloseReason::Peer,
+        _ => CloseReason::Broken(error.to_string()),
+    }
+}
+
+/// Short, fixed-length speech with one deadline for all of it.
+struct Words<'a> {
+    stream: &'a TcpStream,
+    clock: &'a dyn Clock,
+    deadline: Instant,
+}
+
+impl Words<'_> {
+    fn left(&self) -> std::io::Result<Duration> {
+        let left = self.deadline.since(self.clock.now());
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left.clamp(Duration::from_millis(1), NAP)) }
+    }
+
+    fn say(&self, words: &[u8]) -> std::io::Result<()> {
+        // The first bytes of a fresh connection fit its buffer, so this does not wait.
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        (&*self.stream).write_all(words)
+    }
+
+    fn hear(&self, words: &mut [u8]) -> std::io::Result<()> {
+        let mut heard = 0;
+        while heard < words.len() {
+            self.stream.set_read_timeout(Some(self.left()?))?;
+            let mut stream = self.stream;
+            match stream.read(&mut words[heard..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(bytes) => heard += bytes,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,50 @@
+//! Real time and threads for this crate's own tests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Effects;
+use crate::env::{BoxFuture, Clock, Instant, Join, Spawner, SystemRng, system_now};
+
+#[derive(Debug)]
+struct RealClock;
+
+impl Clock for RealClock {
+    fn now(&self) -> Instant {
+        system_now()
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> BoxFuture<'static, ()> {
+        Box::pin(async move { std::thread::sleep(deadline.since(system_now())) })
+    }
+}
+
+#[derive(Debug)]
+struct RealThreads;
+
+struct Thread(std::thread::JoinHandle<()>);
+
+impl Join for Thread {
+    fn join(self: Box<Self>) -> bool {
+        self.0.join().is_ok()
+    }
+}
+
+impl Spawner for RealThreads {
+    fn task(&self, name: &'static str, _future: BoxFuture<'static, ()>) {
+        unreachable!("the transport starts no tasks, but {name} was asked for");
+    }
+
+    fn thread(&self, name: String, body: Box<dyn FnOnce() + Send>) -> std::io::Result<Box<dyn Join>> {
+        Ok(Box::new(Thread(std::thread::Builder::new().name(name).spawn(body)?)))
+    }
+}
+
+pub(crate) fn effects() -> Effects {
+    Effects { clock: Arc::new(RealClock), rng: Arc::new(SystemRng), spawner: Arc::new(RealThreads) }
+}
+
+/// A deadline that a passing test never reaches.
+pub(crate) fn soon(effects: &Effects) -> Instant {
+    effects.after(Duration::from_secs(60))
+}
