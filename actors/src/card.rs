@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 pub use shoal_engine::card::ModelCard;
 
+use crate::conductor::instance::InstanceSummary;
 use crate::ids::{Incarnation, NodeId};
 
 /// The version of everything that crosses the network. Peers of another one are refused with a message.
@@ -81,6 +82,8 @@ pub struct NodeCard {
     pub devices: Vec<DeviceCard>,
     /// Models on its disk.
     pub models: Vec<ModelOnDisk>,
+    /// Instances that it conducts.
+    pub instances: Vec<InstanceSummary>,
     /// Where peers reach its control port, most local last.
     pub addresses: Vec<String>,
     /// Where the node's HTTP interface listens, if it has one.

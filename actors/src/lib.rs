@@ -1,6 +1,28 @@
 //! The node runtime of Shoal: the actors that find peers, lend memory, place models and make tokens.
 
 pub mod card;
+pub mod catalog;
+pub mod compute;
+pub mod conductor;
+mod countdown;
+mod dice;
+pub mod discovery;
 pub mod env;
 pub mod ids;
+pub mod lease;
+pub mod membership;
+pub mod network;
+pub mod node;
+pub mod plan;
+pub mod request;
+pub mod scheduler;
 pub mod secret;
+pub mod service;
+mod service_numbers;
+pub mod stage;
+pub mod supervise;
+pub mod survey;
+pub mod topology;
+mod wake;
+
+pub use shoal_engine::sampler::SamplingParams;

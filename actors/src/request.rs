@@ -13,8 +13,18 @@ pub use crate::scheduler::{Finish, Timing};
 pub struct ChatMessage {
     /// `system`, `user`, `assistant`, `tool` or another role that the model's template knows.
     pub role: String,
-    /// The text.
-    pub content: String,
+    /// The text. None in messages that only call tools.
+    pub content: Option<String>,
+    /// Everything else that the template may want (`tool_calls`, `tool_call_id`, `name`…), as the JSON text of an
+    /// object; empty if there is nothing.
+    pub extra: String,
+}
+
+impl ChatMessage {
+    /// A message of text.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: Some(content.into()), extra: String::new() }
+    }
 }
 
 /// What a model is asked to continue.
@@ -43,14 +53,12 @@ pub struct GenerateRequest {
     pub instance: InstanceId,
     /// What to continue.
     pub prompt: Prompt,
-    /// How tokens are chosen. The seed is set by whoever makes the request.
+    /// How tokens are chosen, and how many of the likeliest are reported. The seed is set by whoever makes the request.
     pub sampling: SamplingParams,
     /// Most tokens to make; none: as many as the context holds.
     pub max_tokens: Option<u32>,
     /// Texts that end the answer; not part of it.
     pub stop: Vec<String>,
-    /// How many of the likeliest tokens to report with each.
-    pub top_logprobs: u8,
     /// Whether to go on when the model ends its text.
     pub ignore_end: bool,
 }
@@ -64,8 +72,8 @@ pub struct TokenEvent {
     pub token: u32,
     /// The text that became certain with it: empty inside a character of several tokens.
     pub text: String,
-    /// Natural logarithm of its probability.
-    pub logprob: f32,
+    /// Natural logarithm of its probability, if it was asked for.
+    pub logprob: Option<f32>,
     /// The likeliest tokens with theirs, best first.
     pub top: Vec<(u32, f32)>,
 }

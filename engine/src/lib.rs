@@ -1,4 +1,11 @@
 //! Models on Burn: formats, kernels, KV cache, tokenizer and sampling. The engine knows tensors, not networks.
 
 pub mod card;
+pub mod chat;
+pub mod config;
+pub mod gguf;
+pub mod kernels;
+pub mod quant;
+pub mod sampler;
 pub mod stage;
+pub mod tokenizer;

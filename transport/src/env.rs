@@ -67,6 +67,12 @@ pub trait Clock: Send + Sync + fmt::Debug + 'static {
     /// The present moment.
     fn now(&self) -> Instant;
 
+    /// The calendar's time since 1970, UTC, for people: it may jump, and nothing but text depends on it. Zero where no
+    /// calendar is known.
+    fn unix_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Resolves once [`Clock::now`] is at or past `deadline`.
     fn sleep_until(&self, deadline: Instant) -> BoxFuture<'static, ()>;
 }

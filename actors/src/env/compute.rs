@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use shoal_engine::card::ModelCard;
 use shoal_engine::stage::{Stage, StageOptions, StageSpec};
 
+use super::TextModel;
 use crate::card::DeviceCard;
 
 /// Why a stage could not be loaded or a model not be read.
@@ -26,6 +28,12 @@ pub trait Compute: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// If the file is no model that the engine can run.
     fn model_card(&self, path: &Path) -> Result<ModelCard, ComputeError>;
+
+    /// The model's tokenizer and chat template.
+    ///
+    /// # Errors
+    /// If the file has none that the engine knows.
+    fn text(&self, path: &Path) -> Result<Arc<dyn TextModel>, ComputeError>;
 
     /// Loads the tensors of one stage, and no others. Blocks for as long as that takes.
     ///

@@ -104,8 +104,16 @@ pub enum NetworkEvent {
     Frame {
         /// From whom.
         peer: NodeId,
-        /// The frame, at most [`FRAME_BYTES_MAX`] long.
+        /// The frame, at most [`FRAME_BYTES_MAX`] long. A network may count it against what the peer is allowed to
+        /// have unread until it is dropped, so whoever keeps a part of it for long copies that part.
         frame: Bytes,
+    },
+    /// A dial reached a peer that is connected already. The connection that was there stays.
+    AlreadyConnected {
+        /// Who answered.
+        peer: NodeId,
+        /// Where the dial went.
+        address: SocketAddr,
     },
 }
 

@@ -13,6 +13,10 @@ impl Clock for SystemClock {
         shoal_transport::env::system_now()
     }
 
+    fn unix_time(&self) -> Duration {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+    }
+
     fn sleep_until(&self, deadline: Instant) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             // tokio's timer does not count suspend, so after a wake-up the remaining time is asked for again, and no

@@ -19,6 +19,9 @@ use crate::env::Instant;
 use crate::ids::RequestId;
 use crate::stage::message::{Open, Step, Tokens};
 
+/// Sequences that one step opens at most: it bounds the step's message.
+const OPENS_MAX: usize = 8;
+
 /// What the scheduler may count on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedulerConfig {
@@ -51,8 +54,6 @@ pub struct Work {
     pub emitted: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
-    /// How many of the likeliest tokens to report with each.
-    pub top: u8,
     /// Most tokens to emit, counting those emitted before.
     pub max_tokens: u32,
     /// Tokens that end the text; not emitted.
@@ -93,8 +94,8 @@ pub enum Event {
         index: u32,
         /// The token.
         token: u32,
-        /// Natural logarithm of its probability.
-        logprob: f32,
+        /// Natural logarithm of its probability, if it was asked for.
+        logprob: Option<f32>,
         /// The likeliest tokens, best first.
         top: Vec<(u32, f32)>,
     },
@@ -315,12 +316,19 @@ impl Scheduler {
 
     fn admit(&mut self, now: Instant, opens: &mut Vec<Open>) {
         while let Some(key) = self.waiting.front().copied() {
+            if opens.len() >= OPENS_MAX {
+                return;
+            }
             let free_number = self.numbers.iter().copied().find(|n| !self.taken(*n));
             let Some(number) = free_number else { return };
             let Some(sequence) = self.sequences.get(&key) else { return };
             // The whole prompt and one token more must fit, beside what the admitted ones have still to send.
-            let promised: usize =
-                self.running.iter().filter_map(|k| self.sequences.get(k)).map(|s| self.pages_of(s.tokens.len() + 1) - self.pages_of(s.sent)).sum();
+            let promised: usize = self
+                .running
+                .iter()
+                .filter_map(|k| self.sequences.get(k))
+                .map(|s| self.pages_of(s.tokens.len() + 1) - self.pages_of(s.sent))
+                .sum();
             if self.pages_of(sequence.tokens.len() + 1) + promised > self.free_pages {
                 return;
             }
@@ -329,7 +337,8 @@ impl Scheduler {
             let Some(sequence) = self.sequences.get_mut(&key) else { return };
             sequence.number = Some(SequenceId(number));
             sequence.started.get_or_insert(now);
-            opens.push(Open { sequence: number, sampling: sequence.work.sampling.clone(), top: sequence.work.top });
+            let prompt_tokens = u32::try_from(sequence.work.prompt.len()).unwrap_or(u32::MAX);
+            opens.push(Open { sequence: number, prompt_tokens, sampling: sequence.work.sampling.clone() });
         }
     }
 

@@ -107,7 +107,7 @@ fn expected(prompt: &[u32], max_tokens: u32, limit: usize) -> Vec<u32> {
 
 fn work(id: u128, prompt: Vec<u32>, max_tokens: u32) -> Work {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    Work { id: RequestId(id), prompt, emitted: Vec::new(), sampling, top: 0, max_tokens, ends: BTreeSet::from([0]) }
+    Work { id: RequestId(id), prompt, emitted: Vec::new(), sampling, max_tokens, ends: BTreeSet::from([0]) }
 }
 
 #[derive(Debug, Clone)]
@@ -223,7 +223,16 @@ proptest! {
 }
 
 fn config() -> SchedulerConfig {
-    SchedulerConfig { depth: 1, rows_max: 8, chunk_rows: 8, sequences_max: 4, pages: 64, page_tokens: PAGE, context_tokens: 64, requests_max: 3 }
+    SchedulerConfig {
+        depth: 1,
+        rows_max: 8,
+        chunk_rows: 8,
+        sequences_max: 4,
+        pages: 64,
+        page_tokens: PAGE,
+        context_tokens: 64,
+        requests_max: 3,
+    }
 }
 
 #[test]
@@ -270,7 +279,10 @@ fn the_queue_is_bounded_and_says_so() {
     scheduler.submit(Instant::ZERO, work(0, vec![1], 1)).expect("the same id is the same request");
     assert_eq!(scheduler.submit(Instant::ZERO, work(9, vec![1], 1)), Err(SubmitError::Busy { waiting: 3 }));
     assert_eq!(Scheduler::new(config()).submit(Instant::ZERO, work(9, vec![], 1)), Err(SubmitError::Empty));
-    assert!(matches!(Scheduler::new(config()).submit(Instant::ZERO, work(9, vec![1; 64], 1)), Err(SubmitError::TooLong { prompt: 64, context: 64 })));
+    assert!(matches!(
+        Scheduler::new(config()).submit(Instant::ZERO, work(9, vec![1; 64], 1)),
+        Err(SubmitError::TooLong { prompt: 64, context: 64 })
+    ));
 }
 
 #[test]

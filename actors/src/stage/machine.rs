@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use shoal_engine::sampler::Sampler;
+use shoal_engine::sampler::{SampleError, Sampler, SamplingParams};
 use shoal_engine::stage::{Input, Row, SequenceId, Stage, StepError};
 
-use super::message::{KIND_STEP, KIND_TOKENS, MessageError, StepLimits, StepView, TOP_MAX, Token, Tokens, set_hidden};
+use super::message::{KIND_STEP, KIND_TOKENS, MessageError, Open, StepLimits, StepView, TOP_MAX, Token, Tokens, set_hidden};
 
 /// Why a stage cannot go on. Its instance has to be re-made: steps after this one make no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,6 +28,9 @@ pub enum StageFault {
     /// Rows of a sequence that was never opened, or opened twice.
     #[error("sequence {0} is {1}")]
     Sequence(u32, &'static str),
+    /// The model's output leaves nothing to choose from.
+    #[error("no token can be chosen: {0}")]
+    Sample(#[from] SampleError),
     /// The stage's compute refused.
     #[error("stage could not run a step: {0}")]
     Step(#[from] StepError),
@@ -45,9 +48,35 @@ pub struct StageMachine {
     output: Vec<f32>,
 }
 
-struct Sampling {
-    sampler: Sampler,
-    top: usize,
+/// What is known of a sequence where its tokens are chosen. The prompt comes by in rows, in as many steps as it takes.
+enum Sampling {
+    Prompt { tokens: Vec<u32>, length: usize, params: SamplingParams },
+    Answer(Box<Sampler>),
+}
+
+impl Sampling {
+    fn new(open: Open) -> Self {
+        let params = SamplingParams { logprobs: open.sampling.logprobs.map(|count| count.min(TOP_MAX as u8)), ..open.sampling };
+        Self::Prompt { tokens: Vec::new(), length: open.prompt_tokens as usize, params }
+    }
+
+    /// Takes note of a row's token and gives the sampler once the prompt is complete.
+    fn accept(&mut self, token: u32) -> Option<&mut Sampler> {
+        match self {
+            Self::Prompt { tokens, length, params } => {
+                tokens.push(token);
+                if tokens.len() < *length {
+                    return None;
+                }
+                *self = Self::Answer(Box::new(Sampler::new(std::mem::take(params), tokens)));
+            }
+            Self::Answer(sampler) => sampler.accept(token),
+        }
+        match self {
+            Self::Answer(sampler) => Some(sampler),
+            Self::Prompt { .. } => None,
+        }
+    }
 }
 
 impl std::fmt::Debug for StageMachine {
@@ -95,7 +124,7 @@ impl StageMachine {
         }
         for open in view.opens()? {
             let sequence = SequenceId(open.sequence);
-            let sampling = self.stage.is_last().then(|| Sampling { sampler: Sampler::new(open.sampling), top: usize::from(open.top).min(TOP_MAX) });
+            let sampling = self.stage.is_last().then(|| Sampling::new(open));
             if self.sequences.insert(sequence, sampling).is_some() {
                 return Err(StageFault::Sequence(sequence.0, "opened twice"));
             }
@@ -118,7 +147,7 @@ impl StageMachine {
             self.stage.step(&self.rows, input, &mut self.output)?;
         }
         if self.stage.is_last() {
-            self.sample(view.step(), out);
+            self.sample(view.step(), out)?;
             return Ok(KIND_TOKENS);
         }
         out.clear();
@@ -130,26 +159,29 @@ impl StageMachine {
     }
 
     /// Tells the samplers which tokens went by, and lets them choose for the rows that ask.
-    fn sample(&mut self, step: u64, out: &mut Vec<u8>) {
+    fn sample(&mut self, step: u64, out: &mut Vec<u8>) -> Result<(), StageFault> {
         let mut tokens = Tokens { step, tokens: Vec::new() };
         let mut logits = self.output.chunks_exact_mut(self.stage.vocabulary());
         for row in &self.rows {
             let Some(Some(sampling)) = self.sequences.get_mut(&row.sequence) else { continue };
-            sampling.sampler.accept(row.token);
+            let sampler = sampling.accept(row.token);
             if !row.sample {
                 continue;
             }
-            let Some(logits) = logits.next() else { continue };
+            let (Some(sampler), Some(logits)) = (sampler, logits.next()) else {
+                return Err(StageFault::Sequence(row.sequence.0, "sampled before the end of its prompt"));
+            };
             // Noise belongs to the place where the token goes, which is the one after the row.
-            let chosen = sampling.sampler.sample(logits, row.position + 1, sampling.top);
+            let chosen = sampler.sample(logits, row.position + 1)?;
             tokens.tokens.push(Token {
                 sequence: row.sequence,
                 position: row.position,
                 token: chosen.token,
                 logprob: chosen.logprob,
-                top: chosen.top,
+                top: chosen.top_logprobs,
             });
         }
         tokens.encode(out);
+        Ok(())
     }
 }

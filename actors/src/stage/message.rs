@@ -31,6 +31,8 @@ const HEAD_BYTES: usize = 24;
 const ROW_BYTES: usize = 16;
 /// Row flag: the last stage samples it.
 const FLAG_SAMPLE: u32 = 1;
+/// Flag beside the count of candidates: the log probability is given.
+const HAS_LOGPROB: u32 = 1 << 31;
 /// Most candidates that a sampled row can report.
 pub const TOP_MAX: usize = 20;
 
@@ -39,10 +41,10 @@ pub const TOP_MAX: usize = 20;
 pub struct Open {
     /// The sequence's number.
     pub sequence: u32,
+    /// How many of its tokens are the prompt: penalties treat the prompt and the answer differently.
+    pub prompt_tokens: u32,
     /// How its tokens are chosen.
     pub sampling: SamplingParams,
-    /// How many of the likeliest tokens to report with each one chosen.
-    pub top: u8,
 }
 
 /// A step as the scheduler composes it.
@@ -272,8 +274,8 @@ pub struct Token {
     pub position: u32,
     /// The token.
     pub token: u32,
-    /// Natural logarithm of its probability.
-    pub logprob: f32,
+    /// Natural logarithm of its probability, if it was asked for.
+    pub logprob: Option<f32>,
     /// The likeliest tokens with theirs, best first; as many as were asked for.
     pub top: Vec<(u32, f32)>,
 }
@@ -308,8 +310,8 @@ impl Tokens {
             put_u32(out, token.sequence.0);
             put_u32(out, token.position);
             put_u32(out, token.token);
-            out.extend_from_slice(&token.logprob.to_le_bytes());
-            put_u32(out, count_u32(top.len()));
+            out.extend_from_slice(&token.logprob.unwrap_or_default().to_le_bytes());
+            put_u32(out, count_u32(top.len()) | if token.logprob.is_some() { HAS_LOGPROB } else { 0 });
             for (candidate, logprob) in top {
                 put_u32(out, *candidate);
                 out.extend_from_slice(&logprob.to_le_bytes());
@@ -336,7 +338,8 @@ impl Tokens {
             if bytes.len() < at + Self::TOKEN_BYTES {
                 return Err(length);
             }
-            let candidates = get_u32(bytes, at + 16) as usize;
+            let flagged = get_u32(bytes, at + 16);
+            let candidates = (flagged & !HAS_LOGPROB) as usize;
             if candidates > TOP_MAX {
                 return Err(MessageError::TooMany { what: "candidates of a token", count: candidates, limit: TOP_MAX });
             }
@@ -350,7 +353,7 @@ impl Tokens {
                 sequence: SequenceId(get_u32(bytes, at)),
                 position: get_u32(bytes, at + 4),
                 token: get_u32(bytes, at + 8),
-                logprob: float(at + 12),
+                logprob: (flagged & HAS_LOGPROB != 0).then(|| float(at + 12)),
                 top: (0..candidates).map(|i| (get_u32(bytes, first + i * 8), float(first + i * 8 + 4))).collect(),
             });
             at = end;
@@ -384,7 +387,7 @@ mod tests {
                 step,
                 rows,
                 frees: frees.into_iter().map(SequenceId).collect(),
-                opens: (0..opens as u32).map(|sequence| Open { sequence, sampling: SamplingParams::default(), top: 3 }).collect(),
+                opens: (0..opens as u32).map(|sequence| Open { sequence, prompt_tokens: 5, sampling: SamplingParams::default() }).collect(),
             },
         )
     }
@@ -440,7 +443,7 @@ mod tests {
         #[test]
         fn tokens_read_back(step in any::<u64>(), count in 0usize..16, top in 0usize..=TOP_MAX) {
             let tokens = Tokens { step, tokens: (0..count as u32).map(|i| Token {
-                sequence: SequenceId(i), position: i + 1, token: i * 7, logprob: -0.5 - i as f32,
+                sequence: SequenceId(i), position: i + 1, token: i * 7, logprob: (i % 2 == 0).then(|| -0.5 - i as f32),
                 top: (0..top as u32).map(|t| (t, -(t as f32))).collect(),
             }).collect() };
             let mut bytes = Vec::new();

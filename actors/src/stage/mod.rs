@@ -1,5 +1,13 @@
 //! Stages of an instance: the messages between them, the machine that runs a step, the device thread around it, and
 //! the actor that loads and unloads them under leases.
 
+mod device;
+pub mod links;
 pub mod machine;
 pub mod message;
+pub mod port;
+mod service;
+mod workers;
+
+pub use service::{LinkStage, LoadStage, LoadedStage, StageKey, StageNotice, StageNotices, StageRefusal, StageReply, StageRequest, Stages};
+pub use workers::{DeviceReport, LeaseCheck, ModelPath, Workers, WorkersArguments, WorkersMsg, WorkersState};

@@ -4,6 +4,14 @@
 //! A stage knows neither networks nor time. Whoever owns it hands it rows and an input buffer, and gets an output
 //! buffer filled: activations for the next stage, or logits from the last one.
 
+mod decoder;
+mod kv;
+mod load;
+#[cfg(test)]
+mod tests;
+
+pub use load::{LoadError, load};
+
 use std::ops::Range;
 
 /// A sequence, as the scheduler numbers it. Numbers are reused only after the sequence was freed at every stage.

@@ -1,0 +1,118 @@
+//! The real compute: the engine on this machine's devices.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use shoal_engine::card::ModelCard;
+use shoal_engine::chat::{ChatOptions, ChatTemplate, Message};
+use shoal_engine::gguf::Gguf;
+use shoal_engine::stage::{self, Stage, StageOptions, StageSpec};
+use shoal_engine::tokenizer::{DecodeStream, Tokenizer};
+
+use crate::card::DeviceCard;
+use crate::env::{Clock, Compute, ComputeError, TextDecoder, TextModel};
+use crate::request::{ChatMessage, Prompt};
+
+/// Runs stages with the engine.
+#[derive(Debug, Clone)]
+pub struct EngineCompute {
+    devices: Vec<DeviceCard>,
+    clock: Arc<dyn Clock>,
+}
+
+fn failed(error: impl std::fmt::Display) -> ComputeError {
+    ComputeError { reason: error.to_string() }
+}
+
+impl EngineCompute {
+    /// Computes on these devices.
+    pub fn new(devices: Vec<DeviceCard>, clock: Arc<dyn Clock>) -> Self {
+        Self { devices, clock }
+    }
+}
+
+impl Compute for EngineCompute {
+    fn devices(&self) -> Vec<DeviceCard> {
+        self.devices.clone()
+    }
+
+    fn model_card(&self, path: &Path) -> Result<ModelCard, ComputeError> {
+        let file = Gguf::open(path).map_err(failed)?;
+        ModelCard::from_gguf(&file).map_err(failed)
+    }
+
+    fn text(&self, path: &Path) -> Result<Arc<dyn TextModel>, ComputeError> {
+        let file = Gguf::open(path).map_err(failed)?;
+        let tokenizer = Tokenizer::from_gguf(&file).map_err(failed)?;
+        // A model without a template still continues plain text.
+        let template = ChatTemplate::from_gguf(&file, &tokenizer).map_err(|error| error.to_string());
+        Ok(Arc::new(EngineText { tokenizer, template, clock: Arc::clone(&self.clock) }))
+    }
+
+    fn load(&self, path: &Path, spec: &StageSpec, options: &StageOptions) -> Result<Box<dyn Stage>, ComputeError> {
+        let file = Gguf::open(path).map_err(failed)?;
+        stage::load(&file, spec, options).map_err(failed)
+    }
+}
+
+struct EngineText {
+    tokenizer: Tokenizer,
+    template: Result<ChatTemplate, String>,
+    clock: Arc<dyn Clock>,
+}
+
+fn message(message: &ChatMessage) -> Result<Message, String> {
+    let other = match message.extra.as_str() {
+        "" => serde_json::Map::new(),
+        extra => serde_json::from_str(extra).map_err(|error| format!("a message's further fields are no JSON object: {error}"))?,
+    };
+    Ok(Message { role: message.role.clone(), content: message.content.clone(), other })
+}
+
+impl TextModel for EngineText {
+    fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>, String> {
+        match prompt {
+            Prompt::Tokens(tokens) => {
+                let vocabulary = self.tokenizer.vocabulary();
+                match tokens.iter().find(|token| **token as usize >= vocabulary) {
+                    Some(odd) => Err(format!("token {odd} is outside the model's vocabulary of {vocabulary}")),
+                    None => Ok(tokens.clone()),
+                }
+            }
+            Prompt::Text(text) => Ok(self.tokenizer.encode_prompt(text, false)),
+            Prompt::Chat { messages, tools } => {
+                let template = self.template.as_ref().map_err(Clone::clone)?;
+                let messages = messages.iter().map(message).collect::<Result<Vec<_>, _>>()?;
+                let tools = match tools.as_str() {
+                    "" => None,
+                    tools => Some(serde_json::from_str(tools).map_err(|error| format!("the tools are no JSON: {error}"))?),
+                };
+                let unix_seconds = i64::try_from(self.clock.unix_time().as_secs()).ok().filter(|seconds| *seconds > 0);
+                let options = ChatOptions { tools, unix_seconds, ..ChatOptions::default() };
+                let text = template.render(&messages, &options).map_err(|error| error.to_string())?;
+                Ok(self.tokenizer.encode_prompt(&text, true))
+            }
+        }
+    }
+
+    fn decoder(&self) -> Box<dyn TextDecoder> {
+        Box::new(Decoder(Some(self.tokenizer.stream_after_prompt())))
+    }
+
+    fn ends(&self) -> BTreeSet<u32> {
+        self.tokenizer.end_of_generation().collect()
+    }
+}
+
+struct Decoder(Option<DecodeStream>);
+
+impl TextDecoder for Decoder {
+    fn push(&mut self, token: u32) -> String {
+        self.0.as_mut().map(|stream| stream.push(token)).unwrap_or_default()
+    }
+
+    fn finish(&mut self) -> String {
+        self.0.take().map(DecodeStream::finish).unwrap_or_default()
+    }
+}

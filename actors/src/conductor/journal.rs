@@ -1,0 +1,342 @@
+//! What members remember of an instance's requests, so that whoever conducts it next can go on.
+//!
+//! The conductor stores a request with the members before the client sees its first byte, and appends the tokens as
+//! they are made. Entries of one request can be of different length at different members; they never contradict each
+//! other, because every token follows from the request alone. So the longest one wins.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{InstanceId, NodeId, RequestId, Term};
+use crate::request::GenerateRequest;
+use crate::service::{Service, ServiceId};
+use crate::service_numbers as ids;
+
+/// The journal that a member keeps.
+#[derive(Debug)]
+pub struct Journal;
+
+impl Service for Journal {
+    const ID: ServiceId = ids::JOURNAL;
+    const NAME: &'static str = "journal";
+    type Request = JournalRequest;
+    type Reply = Result<JournalReply, JournalRefusal>;
+}
+
+/// A request as it is journaled.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JournalEntry {
+    /// The request with its seed.
+    pub request: GenerateRequest,
+    /// The prompt as tokens.
+    pub prompt: Vec<u32>,
+    /// The tokens emitted so far.
+    pub emitted: Vec<u32>,
+}
+
+/// What a conductor asks of a member's journal.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum JournalRequest {
+    /// Remember a request.
+    Store {
+        /// The instance.
+        instance: InstanceId,
+        /// The conductor's term.
+        term: Term,
+        /// The request.
+        entry: Box<JournalEntry>,
+    },
+    /// Remember tokens of a request.
+    Append {
+        /// The instance.
+        instance: InstanceId,
+        /// The conductor's term.
+        term: Term,
+        /// The request.
+        request: RequestId,
+        /// Index of the first token.
+        from: u32,
+        /// The tokens.
+        tokens: Vec<u32>,
+    },
+    /// Forget a request that has ended.
+    Finish {
+        /// The instance.
+        instance: InstanceId,
+        /// The conductor's term.
+        term: Term,
+        /// The request.
+        request: RequestId,
+    },
+    /// Tell all that is known of an instance's requests.
+    Collect {
+        /// The instance.
+        instance: InstanceId,
+        /// The claimant's term.
+        term: Term,
+    },
+    /// Forget an instance.
+    Forget {
+        /// The instance.
+        instance: InstanceId,
+        /// The conductor's term.
+        term: Term,
+    },
+}
+
+/// A member's answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum JournalReply {
+    /// Remembered, or forgotten.
+    Done,
+    /// What is known.
+    Entries(Vec<JournalEntry>),
+}
+
+/// Why a member did not do it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalRefusal {
+    /// Somebody conducts the instance under a higher term.
+    #[error("instance {instance:?} is conducted by node {:?} under a higher term", current.node)]
+    StaleTerm {
+        /// The instance.
+        instance: InstanceId,
+        /// The term known here.
+        current: Term,
+    },
+    /// The tokens do not join what is known: the conductor stores the request anew.
+    #[error("request {request:?} has {known} tokens here, which do not reach to {from}")]
+    Gap {
+        /// The request.
+        request: RequestId,
+        /// Tokens known.
+        known: u32,
+        /// Index of the first token that was to be appended.
+        from: u32,
+    },
+    /// No room.
+    #[error("the journal is full: it holds {limit} requests")]
+    Full {
+        /// The limit.
+        limit: usize,
+    },
+}
+
+#[derive(Debug)]
+struct Instance {
+    term: Term,
+    entries: BTreeMap<RequestId, JournalEntry>,
+}
+
+/// A member's journal: a pure machine.
+#[derive(Debug)]
+pub struct JournalStore {
+    instances: BTreeMap<InstanceId, Instance>,
+    /// Instances by age, so that a forgotten one does not stay for ever.
+    order: VecDeque<InstanceId>,
+    instances_max: usize,
+    entries_max: usize,
+}
+
+impl JournalStore {
+    /// An empty journal that remembers so many instances, and so many requests of each.
+    pub fn new(instances_max: usize, entries_max: usize) -> Self {
+        Self { instances: BTreeMap::new(), order: VecDeque::new(), instances_max, entries_max }
+    }
+
+    /// Who conducts an instance as far as this member knows.
+    pub fn term(&self, instance: InstanceId) -> Option<Term> {
+        self.instances.get(&instance).map(|i| i.term)
+    }
+
+    fn instance(&mut self, instance: InstanceId, term: Term) -> Result<&mut Instance, JournalRefusal> {
+        if !self.instances.contains_key(&instance) {
+            self.order.push_back(instance);
+            while self.order.len() > self.instances_max {
+                self.order.pop_front().map(|oldest| self.instances.remove(&oldest));
+            }
+        }
+        let known = self.instances.entry(instance).or_insert(Instance { term, entries: BTreeMap::new() });
+        if term < known.term {
+            return Err(JournalRefusal::StaleTerm { instance, current: known.term });
+        }
+        known.term = term;
+        Ok(known)
+    }
+
+    /// Applies one request.
+    ///
+    /// # Errors
+    /// [`JournalRefusal`]; nothing was changed then.
+    pub fn apply(&mut self, request: JournalRequest) -> Result<JournalReply, JournalRefusal> {
+        let limit = self.entries_max;
+        match request {
+            JournalRequest::Store { instance, term, entry } => {
+                let known = self.instance(instance, term)?;
+                if known.entries.len() >= limit && !known.entries.contains_key(&entry.request.id) {
+                    return Err(JournalRefusal::Full { limit });
+                }
+                let id = entry.request.id;
+                let longer = known.entries.get(&id).is_none_or(|old| old.emitted.len() <= entry.emitted.len());
+                if longer {
+                    known.entries.insert(id, *entry);
+                }
+            }
+            JournalRequest::Append { instance, term, request, from, tokens } => {
+                let known = self.instance(instance, term)?;
+                let Some(entry) = known.entries.get_mut(&request) else { return Err(JournalRefusal::Gap { request, known: 0, from }) };
+                let have = entry.emitted.len();
+                let start = from as usize;
+                if start > have {
+                    return Err(JournalRefusal::Gap { request, known: u32::try_from(have).unwrap_or(u32::MAX), from });
+                }
+                // A repeated message brings tokens that are known already.
+                entry.emitted.extend(tokens.into_iter().skip(have - start));
+            }
+            JournalRequest::Finish { instance, term, request } => {
+                self.instance(instance, term)?.entries.remove(&request);
+            }
+            JournalRequest::Collect { instance, term } => {
+                return Ok(JournalReply::Entries(self.instance(instance, term)?.entries.values().cloned().collect()));
+            }
+            JournalRequest::Forget { instance, term } => {
+                self.instance(instance, term)?;
+                self.instances.remove(&instance);
+                self.order.retain(|known| *known != instance);
+            }
+        }
+        Ok(JournalReply::Done)
+    }
+}
+
+/// Merges what members remember: of every request the longest entry.
+pub fn merge(journals: impl IntoIterator<Item = Vec<JournalEntry>>) -> BTreeMap<RequestId, JournalEntry> {
+    let mut merged: BTreeMap<RequestId, JournalEntry> = BTreeMap::new();
+    for entry in journals.into_iter().flatten() {
+        let longer = merged.get(&entry.request.id).is_none_or(|known| known.emitted.len() < entry.emitted.len());
+        if longer {
+            merged.insert(entry.request.id, entry);
+        }
+    }
+    merged
+}
+
+/// The members of an instance: all its stage holders in pipeline order, padded with other nodes up to three where the
+/// cluster has them.
+pub fn members(holders: &[NodeId], others: impl IntoIterator<Item = NodeId>) -> Vec<NodeId> {
+    const FEWEST: usize = 3;
+    let mut members: Vec<NodeId> = Vec::new();
+    for node in holders {
+        if !members.contains(node) {
+            members.push(*node);
+        }
+    }
+    for node in others {
+        if members.len() >= FEWEST {
+            break;
+        }
+        if !members.contains(&node) {
+            members.push(node);
+        }
+    }
+    members
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use shoal_engine::sampler::SamplingParams;
+
+    use super::*;
+    use crate::request::Prompt;
+
+    const INSTANCE: InstanceId = InstanceId(7);
+
+    fn term(counter: u64) -> Term {
+        Term { counter, node: NodeId([1; 32]) }
+    }
+
+    fn entry(id: u128, emitted: Vec<u32>) -> JournalEntry {
+        JournalEntry {
+            request: GenerateRequest {
+                id: RequestId(id),
+                instance: INSTANCE,
+                prompt: Prompt::Text("x".to_owned()),
+                sampling: SamplingParams::default(),
+                max_tokens: None,
+                stop: Vec::new(),
+                ignore_end: false,
+            },
+            prompt: vec![1, 2],
+            emitted,
+        }
+    }
+
+    fn store(journal: &mut JournalStore, at: Term, entry: JournalEntry) -> Result<JournalReply, JournalRefusal> {
+        journal.apply(JournalRequest::Store { instance: INSTANCE, term: at, entry: Box::new(entry) })
+    }
+
+    fn collect(journal: &mut JournalStore, at: Term) -> Vec<JournalEntry> {
+        match journal.apply(JournalRequest::Collect { instance: INSTANCE, term: at }) {
+            Ok(JournalReply::Entries(entries)) => entries,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_older_term_is_refused_and_changes_nothing() {
+        let mut journal = JournalStore::new(4, 4);
+        store(&mut journal, term(2), entry(1, vec![5])).expect("stored");
+        let refusal = store(&mut journal, term(1), entry(2, vec![]));
+        assert_eq!(refusal, Err(JournalRefusal::StaleTerm { instance: INSTANCE, current: term(2) }));
+        assert_eq!(collect(&mut journal, term(2)), [entry(1, vec![5])]);
+    }
+
+    #[test]
+    fn room_is_bounded() {
+        let mut journal = JournalStore::new(2, 1);
+        store(&mut journal, term(1), entry(1, vec![])).expect("stored");
+        assert_eq!(store(&mut journal, term(1), entry(2, vec![])), Err(JournalRefusal::Full { limit: 1 }));
+        for instance in [InstanceId(1), InstanceId(2)] {
+            journal.apply(JournalRequest::Store { instance, term: term(1), entry: Box::new(entry(1, vec![])) }).expect("stored");
+        }
+        assert_eq!(journal.term(INSTANCE), None, "the oldest instance made room");
+    }
+
+    #[test]
+    fn members_are_padded_to_three() {
+        let node = |n| NodeId([n; 32]);
+        assert_eq!(members(&[node(1)], [node(1), node(2), node(3), node(4)]), [node(1), node(2), node(3)]);
+        assert_eq!(members(&[node(1)], []), [node(1)]);
+        assert_eq!(members(&[node(1), node(2), node(3), node(4)], [node(5)]).len(), 4);
+    }
+
+    proptest! {
+        /// Whatever is lost, repeated or reordered on the way, what a member remembers is a prefix of the truth, and
+        /// the merge of all is the longest of them.
+        #[test]
+        fn journals_never_conflict(deliveries in prop::collection::vec((0usize..3, 0usize..12, 1usize..5), 0..60)) {
+            let truth: Vec<u32> = (100..120).collect();
+            let mut members: Vec<JournalStore> = (0..3).map(|_| JournalStore::new(4, 4)).collect();
+            for member in &mut members {
+                store(member, term(1), entry(1, vec![])).expect("stored");
+            }
+            for (member, from, count) in deliveries {
+                let tokens = truth[from..(from + count).min(truth.len())].to_vec();
+                let append = JournalRequest::Append { instance: INSTANCE, term: term(1), request: RequestId(1), from: from as u32, tokens };
+                let _ = members[member].apply(append);
+            }
+            let journals: Vec<Vec<JournalEntry>> = members.iter_mut().map(|m| collect(m, term(2))).collect();
+            let longest = journals.iter().flatten().map(|e| e.emitted.len()).max().unwrap_or(0);
+            for entry in journals.iter().flatten() {
+                prop_assert_eq!(&entry.emitted[..], &truth[..entry.emitted.len()]);
+            }
+            let merged = merge(journals);
+            prop_assert_eq!(merged[&RequestId(1)].emitted.len(), longest);
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! The actor that places models: one for each node, the conductor of what it places.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use ractor::{Actor, ActorProcessingErr, ActorRef, ActorStatus};
+use serde::{Deserialize, Serialize};
+
+use super::actor::{Conductor, ConductorArguments, ConductorMsg};
+use super::assemble::{Ground, Order};
+use super::files::LocalFiles;
+use super::instance::{InstanceState, InstanceSummary, StageSummary};
+use super::journal;
+use crate::card::{ModelCard, NodeCard};
+use crate::catalog::{Catalog, LocalModel};
+use crate::countdown::Countdown;
+use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
+use crate::membership::Membership;
+use crate::plan::{Goal, Link, LinkMatrix, Plan, PlanRequest, plan};
+use crate::scheduler::{Generate, GenerateRefusal, SchedulerMsg};
+use crate::service::{Inbound, Replier, Service, ServiceId};
+use crate::service_numbers as ids;
+use crate::stage::{StageNotice, StageNotices};
+use crate::topology::Topology;
+
+/// Most plans in an answer.
+const PLANS_MAX: usize = 8;
+
+/// Placing of models, as any node asks it of the one that is to conduct.
+#[derive(Debug)]
+pub struct Placement;
+
+impl Service for Placement {
+    const ID: ServiceId = ids::PLACEMENT;
+    const NAME: &'static str = "placement";
+    type Request = PlacementRequest;
+    type Reply = Result<PlacementReply, PlacementRefusal>;
+}
+
+/// What is asked of a placing node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum PlacementRequest {
+    /// Place a model that the node has on disk, unless it conducts one already. Answered when it is ready.
+    Load {
+        /// The model as users name it.
+        model: String,
+        /// What it is placed for.
+        goal: Goal,
+        /// Whether to place another copy beside one that is there.
+        replica: bool,
+    },
+    /// Say how it would be placed.
+    Plan {
+        /// The model as users name it.
+        model: String,
+        /// What it would be placed for.
+        goal: Goal,
+    },
+    /// Take an instance down. Answered when its memory is given back.
+    Unload(InstanceId),
+}
+
+/// A placing node's answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum PlacementReply {
+    /// It is placed and ready.
+    Ready(Box<InstanceSummary>),
+    /// How it could be placed, best first.
+    Plans(Vec<Plan>),
+    /// Done.
+    Done,
+}
+
+/// Why a node did not place a model, or not unload it; for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{reason}")]
+pub struct PlacementRefusal {
+    /// What happened, to what, and what to do.
+    pub reason: String,
+}
+
+/// The schedulers of the instances that a node conducts, by instance.
+#[derive(Clone, Default)]
+pub struct Schedulers(Arc<RwLock<BTreeMap<InstanceId, ActorRef<SchedulerMsg>>>>);
+
+impl fmt::Debug for Schedulers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Schedulers")
+    }
+}
+
+impl Schedulers {
+    fn insert(&self, instance: InstanceId, scheduler: ActorRef<SchedulerMsg>) {
+        let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        map.retain(|_, known| !matches!(known.get_status(), ActorStatus::Stopped));
+        map.insert(instance, scheduler);
+    }
+
+    /// Hands a call to the scheduler of the instance that it asks for.
+    pub fn route(&self, mut call: Inbound<Generate>) {
+        let instance = call.request.instance();
+        let scheduler = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&instance).cloned();
+        let alive = scheduler.filter(|known| !matches!(known.get_status(), ActorStatus::Stopping | ActorStatus::Stopped));
+        match alive {
+            // If it stops at this moment the call is dropped, which the caller is told.
+            Some(scheduler) => drop(scheduler.cast(SchedulerMsg::Call(call))),
+            None => {
+                if let Some(reply) = call.reply.take() {
+                    reply.reply(Err(GenerateRefusal::UnknownInstance(instance)));
+                }
+            }
+        }
+    }
+}
+
+/// Told of the instances that this node conducts whenever they change.
+pub type InstancesSink = Arc<dyn Fn(Vec<InstanceSummary>) + Send + Sync>;
+
+/// What the actor is started with.
+pub struct PlacementArguments {
+    /// The node's parts.
+    pub ground: Ground,
+    /// Models on disk.
+    pub catalog: Catalog,
+    /// Models outside the models folder.
+    pub files: LocalFiles,
+    /// Who is there, with what.
+    pub membership: Membership,
+    /// How they are connected.
+    pub topology: Topology,
+    /// Where schedulers are found.
+    pub schedulers: Schedulers,
+    /// Told of changes.
+    pub instances: InstancesSink,
+}
+
+/// Messages of the actor.
+pub enum PlacementMsg {
+    /// A node asks for something.
+    Call(Inbound<Placement>),
+    /// A model was looked at and planned for.
+    #[doc(hidden)]
+    Prepared(Box<Prepared>),
+    /// A conductor reports.
+    #[doc(hidden)]
+    State(InstanceId, InstanceState, Option<ActorRef<SchedulerMsg>>),
+    /// A stage holder reports.
+    Notice(StageNotice),
+    /// A node is gone.
+    Gone(NodeId),
+    /// This node does not hold a lease any more; the text says why.
+    LeaseLost(LeaseId, String),
+    /// Take everything down; answered when it is.
+    Stop(Box<dyn FnOnce() + Send>),
+}
+
+#[doc(hidden)]
+pub struct Prepared {
+    call: Inbound<Placement>,
+    result: Result<(LocalModel, ModelCard, Vec<Plan>), String>,
+}
+
+impl From<Inbound<Placement>> for PlacementMsg {
+    fn from(call: Inbound<Placement>) -> Self {
+        Self::Call(call)
+    }
+}
+
+impl From<Inbound<StageNotices>> for PlacementMsg {
+    fn from(notice: Inbound<StageNotices>) -> Self {
+        Self::Notice(notice.request)
+    }
+}
+
+impl fmt::Debug for PlacementMsg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Call(_) => "Call",
+            Self::Prepared(_) => "Prepared",
+            Self::State(..) => "State",
+            Self::Notice(_) => "Notice",
+            Self::Gone(_) => "Gone",
+            Self::LeaseLost(..) => "LeaseLost",
+            Self::Stop(_) => "Stop",
+        })
+    }
+}
+
+/// See the [module](self).
+pub struct PlacementActor;
+
+/// What the actor remembers.
+pub struct PlacementState {
+    arguments: PlacementArguments,
+    me: ActorRef<PlacementMsg>,
+    instances: BTreeMap<InstanceId, Held>,
+    last_counter: u64,
+}
+
+struct Held {
+    summary: InstanceSummary,
+    conductor: ActorRef<ConductorMsg>,
+    /// Who waits for it to be ready.
+    waiting: Vec<Replier<Placement>>,
+    /// Loads of the same model that came while it was going down.
+    after: Vec<Inbound<Placement>>,
+}
+
+impl PlacementState {
+    fn publish(&self) {
+        (self.arguments.instances)(self.instances.values().map(|held| held.summary.clone()).collect());
+    }
+
+    fn call(&mut self, call: Inbound<Placement>) {
+        match &call.request {
+            PlacementRequest::Unload(instance) => {
+                let Some(reply) = call.reply else { return };
+                let Some(held) = self.instances.get(instance) else {
+                    return reply.reply(Err(PlacementRefusal {
+                        reason: format!("node {:?} conducts no instance {instance:?}", self.arguments.ground.node),
+                    }));
+                };
+                let done = Box::new(move || reply.reply(Ok(PlacementReply::Done)));
+                // If the conductor has stopped, dropping the answer tells the caller.
+                let _ = held.conductor.cast(ConductorMsg::Unload(done));
+            }
+            PlacementRequest::Load { model, goal, .. } | PlacementRequest::Plan { model, goal } => {
+                self.prepare(model.clone(), goal.clone(), call)
+            }
+        }
+    }
+
+    /// Looks the model up, reads its sizes and plans: disk work, so in a task.
+    fn prepare(&self, model: String, goal: Goal, call: Inbound<Placement>) {
+        let (catalog, files, me) = (self.arguments.catalog.clone(), self.arguments.files.clone(), self.me.clone());
+        let env = self.arguments.ground.env.clone();
+        let (membership, topology) = (self.arguments.membership.clone(), self.arguments.topology.clone());
+        let task = async move {
+            let look = async {
+                let model = catalog.resolve(&model).await.map_err(|error| error.to_string())?;
+                files.note(catalog.root(), &model);
+                let (compute, path) = (Arc::clone(&env.compute), model.path.clone());
+                let card = env.blocking("shoal-card", move || compute.model_card(&path)).await?.map_err(|error| error.to_string())?;
+                let plans = plans(&membership, &topology, &model, &card, goal)?;
+                Ok((model, card, plans))
+            };
+            let result = look.await;
+            let _ = me.cast(PlacementMsg::Prepared(Box::new(Prepared { call, result })));
+        };
+        self.arguments.ground.env.spawner.task("prepare", Box::pin(task));
+    }
+
+    async fn prepared(&mut self, prepared: Prepared) {
+        let Prepared { call, result } = prepared;
+        let replica = match &call.request {
+            PlacementRequest::Load { replica, .. } => *replica,
+            _ => {
+                let reply = result.map(|(_, _, plans)| PlacementReply::Plans(plans)).map_err(|reason| PlacementRefusal { reason });
+                return call.reply.into_iter().for_each(|way| way.reply(reply.clone()));
+            }
+        };
+        if let Ok((model, ..)) = &result
+            && !replica
+            && let Some(held) = self.instances.values_mut().find(|held| held.summary.sha256 == model.sha256)
+        {
+            match held.summary.state {
+                InstanceState::Ready => {
+                    let ready = PlacementReply::Ready(Box::new(held.summary.clone()));
+                    call.reply.into_iter().for_each(|way| way.reply(Ok(ready.clone())));
+                }
+                InstanceState::Leasing | InstanceState::Loading => held.waiting.extend(call.reply),
+                _ => held.after.push(call),
+            }
+            return;
+        }
+        let refuse = |call: Inbound<Placement>, reason: String| {
+            call.reply.into_iter().for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })))
+        };
+        let (model, card, plans) = match result {
+            Ok(found) => found,
+            Err(reason) => return refuse(call, reason),
+        };
+        let Some(best) = plans.into_iter().next() else { return refuse(call, "no plan was found".to_owned()) };
+        match self.start(model, card, best).await {
+            Ok(instance) => {
+                if let Some(held) = self.instances.get_mut(&instance) {
+                    held.waiting.extend(call.reply);
+                }
+                self.publish();
+            }
+            Err(reason) => refuse(call, reason),
+        }
+    }
+
+    async fn start(&mut self, model: LocalModel, card: ModelCard, plan: Plan) -> Result<InstanceId, String> {
+        let ground = &self.arguments.ground;
+        let instance = InstanceId::random(&*ground.env.rng);
+        self.last_counter += 1;
+        let term = Term { counter: self.last_counter, node: ground.node };
+        let holders: Vec<NodeId> = plan.nodes().collect();
+        let view = self.arguments.membership.view();
+        let members = journal::members(&holders, std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node)));
+        let summary = InstanceSummary {
+            instance,
+            model: model.name.clone(),
+            sha256: model.sha256.clone(),
+            term,
+            state: InstanceState::Leasing,
+            context_tokens: plan.context_tokens,
+            stages: plan
+                .stages
+                .iter()
+                .map(|s| StageSummary { node: s.node, layers: s.layers.clone(), lease_bytes: s.memory.total() })
+                .collect(),
+            decode_tok_s: plan.predicted.decode_tok_s,
+            prefill_tok_s: plan.predicted.prefill_tok_s,
+        };
+        let me = self.me.clone();
+        let arguments = ConductorArguments {
+            ground: ground.clone(),
+            order: Order { instance, term, epoch: PlanEpoch(0), model, card, plan, members },
+            membership: self.arguments.membership.clone(),
+            state: Arc::new(move |state, scheduler| drop(me.cast(PlacementMsg::State(instance, state, scheduler)))),
+        };
+        let spawned = Actor::spawn_linked(None, Conductor, arguments, self.me.get_cell()).await;
+        let (conductor, _) = spawned.map_err(|error| format!("the conductor did not start: {error}"))?;
+        self.instances.insert(instance, Held { summary, conductor, waiting: Vec::new(), after: Vec::new() });
+        Ok(instance)
+    }
+
+    fn state(&mut self, instance: InstanceId, state: InstanceState, scheduler: Option<ActorRef<SchedulerMsg>>) {
+        let Some(held) = self.instances.get_mut(&instance) else { return };
+        held.summary.state = state.clone();
+        match state {
+            InstanceState::Ready => {
+                if let Some(scheduler) = scheduler {
+                    self.arguments.schedulers.insert(instance, scheduler);
+                }
+                let ready = PlacementReply::Ready(Box::new(held.summary.clone()));
+                held.waiting.drain(..).for_each(|way| way.reply(Ok(ready.clone())));
+            }
+            InstanceState::Stopping(reason) => {
+                held.waiting.drain(..).for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })));
+            }
+            InstanceState::Failed(reason) => {
+                if let Some(held) = self.instances.remove(&instance) {
+                    held.waiting.into_iter().for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })));
+                    held.after.into_iter().for_each(|call| self.call(call));
+                }
+            }
+            _ => {}
+        }
+        self.publish();
+    }
+
+    fn tell(&self, message: impl Fn() -> ConductorMsg) {
+        for held in self.instances.values() {
+            let _ = held.conductor.cast(message());
+        }
+    }
+
+    /// Takes every instance down; `done` is called when the last is.
+    fn stop(&self, done: Box<dyn FnOnce() + Send>) {
+        let last = Countdown::new(done);
+        for held in self.instances.values() {
+            let last = last.clone();
+            let _ = held.conductor.cast(ConductorMsg::Unload(Box::new(move || drop(last))));
+        }
+    }
+}
+
+/// Measured links as the planner takes them. A rate that was not measured is left to its assumptions.
+fn links(measured: &crate::topology::LinkMatrix) -> LinkMatrix {
+    let mut links = LinkMatrix::new();
+    for (from, to, _) in measured.iter() {
+        if let Some(best) = measured.between(from, to) {
+            let bytes_per_second = best.bytes_per_second.unwrap_or(f64::NAN);
+            links.set(from, to, Link { rtt_seconds: best.rtt.as_secs_f64(), bytes_per_second });
+        }
+    }
+    links
+}
+
+fn plans(membership: &Membership, topology: &Topology, model: &LocalModel, card: &ModelCard, mut goal: Goal) -> Result<Vec<Plan>, String> {
+    goal.sha256 = Some(model.sha256.clone());
+    // Every stage reads its own tensors from its own disk.
+    goal.only_on_disk = true;
+    goal.context_tokens = goal.context_tokens.min(card.context_tokens);
+    let view = membership.view();
+    let mut cards: Vec<NodeCard> = view.alive().map(|(_, member)| (*member.card).clone()).collect();
+    // This node has it, even if it lies outside the models folder or the card is a moment old.
+    let own = cards.iter_mut().filter(|card| card.node == view.me && card.models.iter().all(|known| known.sha256 != model.sha256));
+    own.for_each(|card| card.models.push(model.on_disk()));
+    let links = links(&topology.links());
+    let request = PlanRequest { cards: &cards, links: &links, model: card, goal: &goal };
+    let mut plans = plan(&request).map_err(|error| error.to_string())?;
+    plans.truncate(PLANS_MAX);
+    Ok(plans)
+}
+
+impl Actor for PlacementActor {
+    type Msg = PlacementMsg;
+    type State = PlacementState;
+    type Arguments = PlacementArguments;
+
+    async fn pre_start(&self, me: ActorRef<PlacementMsg>, arguments: PlacementArguments) -> Result<PlacementState, ActorProcessingErr> {
+        Ok(PlacementState { arguments, me, instances: BTreeMap::new(), last_counter: 0 })
+    }
+
+    async fn handle(
+        &self,
+        _me: ActorRef<PlacementMsg>,
+        message: PlacementMsg,
+        state: &mut PlacementState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            PlacementMsg::Call(call) => state.call(call),
+            PlacementMsg::Prepared(prepared) => state.prepared(*prepared).await,
+            PlacementMsg::State(instance, new, scheduler) => state.state(instance, new, scheduler),
+            PlacementMsg::Notice(notice) => {
+                if let Some(held) = state.instances.get(&notice.key.instance) {
+                    let _ = held.conductor.cast(ConductorMsg::Notice(notice));
+                }
+            }
+            PlacementMsg::Gone(node) => state.tell(|| ConductorMsg::Gone(node)),
+            PlacementMsg::LeaseLost(lease, reason) => state.tell(|| ConductorMsg::LeaseLost(lease, reason.clone())),
+            PlacementMsg::Stop(done) => state.stop(done),
+        }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _me: ActorRef<PlacementMsg>,
+        event: ractor::SupervisionEvent,
+        state: &mut PlacementState,
+    ) -> Result<(), ActorProcessingErr> {
+        // A conductor stops by itself when its instance is gone. One that fails takes its instance with it: its leases
+        // are not renewed any more and expire at their owners.
+        if let ractor::SupervisionEvent::ActorFailed(cell, error) = event {
+            let failed: Vec<InstanceId> =
+                state.instances.iter().filter(|(_, held)| held.conductor.get_id() == cell.get_id()).map(|(id, _)| *id).collect();
+            for instance in failed {
+                state.state(instance, InstanceState::Failed(format!("its conductor failed: {error}")), None);
+            }
+        }
+        Ok(())
+    }
+}

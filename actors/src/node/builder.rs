@@ -1,0 +1,235 @@
+//! How a node is made.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use shoal_transport::Effects;
+use shoal_transport::provider::Provider;
+use shoal_transport::provider::tcp::{TcpOptions, TcpProvider};
+
+use super::error::StartError;
+use super::lock::FolderLock;
+use super::{Node, parts};
+use crate::catalog::CatalogSettings;
+use crate::compute::EngineCompute;
+use crate::discovery::beacon::SystemBeacon;
+use crate::env::{
+    Beacon, Clock, Compute, DirectoryStorage, Env, MemoryStorage, NetworkFactory, Rng, Spawner, Storage, SystemClock, SystemRng,
+    SystemSpawner,
+};
+use crate::ids::Incarnation;
+use crate::network::Libp2pNetwork;
+use crate::secret::{ClusterKey, Identity};
+use crate::stage::links::TensorLinks;
+use crate::survey::{self, Facts};
+
+/// Sets a node up. Every setting has a default with which the node joins whatever it finds on the local network.
+#[derive(Debug, Default)]
+pub struct NodeBuilder {
+    folder: Folder,
+    name: Option<String>,
+    listen: Vec<SocketAddr>,
+    tensor_listen: Vec<SocketAddr>,
+    peers: Vec<SocketAddr>,
+    cluster: Option<ClusterKey>,
+    quiet: bool,
+    no_mdns: bool,
+    memory: Option<u64>,
+    threads: Option<u32>,
+    models: Option<CatalogSettings>,
+    api: Option<String>,
+    network: Option<Arc<dyn NetworkFactory>>,
+    compute: Option<Arc<dyn Compute>>,
+    beacon: Option<Arc<dyn Beacon>>,
+}
+
+#[derive(Debug, Default)]
+enum Folder {
+    #[default]
+    Default,
+    At(PathBuf),
+    Memory,
+}
+
+impl NodeBuilder {
+    /// Where the node keeps its identity and what it knows of peers. One node at a time can use a folder. Default: the
+    /// user's data folder, `shoal` in it.
+    #[must_use]
+    pub fn data_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folder = Folder::At(folder.into());
+        self
+    }
+
+    /// Keeps nothing on disk: the node has a new identity at every start.
+    #[must_use]
+    pub fn in_memory(mut self) -> Self {
+        self.folder = Folder::Memory;
+        self
+    }
+
+    /// The node's name, for people. Default: the host's.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Where to listen for control connections. Default: every interface, a port that the system chooses.
+    #[must_use]
+    pub fn listen(mut self, addresses: Vec<SocketAddr>) -> Self {
+        self.listen = addresses;
+        self
+    }
+
+    /// Where to listen for tensor links. Default: every interface, a port that the system chooses.
+    #[must_use]
+    pub fn tensor_listen(mut self, addresses: Vec<SocketAddr>) -> Self {
+        self.tensor_listen = addresses;
+        self
+    }
+
+    /// Peers to connect to, beside those that are found.
+    #[must_use]
+    pub fn peers(mut self, peers: Vec<SocketAddr>) -> Self {
+        self.peers = peers;
+        self
+    }
+
+    /// Makes the node part of the private cluster that shares this key.
+    #[must_use]
+    pub fn cluster_key(mut self, key: ClusterKey) -> Self {
+        self.cluster = Some(key);
+        self
+    }
+
+    /// Whether to find peers by mDNS. Default: yes.
+    #[must_use]
+    pub fn mdns(mut self, on: bool) -> Self {
+        self.no_mdns = !on;
+        self
+    }
+
+    /// Whether to find peers by multicast hellos. Default: yes.
+    #[must_use]
+    pub fn beacon(mut self, on: bool) -> Self {
+        self.quiet = !on;
+        self
+    }
+
+    /// Memory that the node lends, in bytes. Default: a good part of what is available.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = Some(bytes);
+        self
+    }
+
+    /// Compute threads. Default: the host's cores.
+    #[must_use]
+    pub fn threads(mut self, threads: u32) -> Self {
+        self.threads = Some(threads.max(1));
+        self
+    }
+
+    /// Where models are kept and come from. Default: what the environment says.
+    #[must_use]
+    pub fn models(mut self, settings: CatalogSettings) -> Self {
+        self.models = Some(settings);
+        self
+    }
+
+    /// Where the node's HTTP interface will listen, to tell the others.
+    #[must_use]
+    pub fn api_address(mut self, address: impl Into<String>) -> Self {
+        self.api = Some(address.into());
+        self
+    }
+
+    /// Another control network than libp2p, e.g. [`crate::network::MemoryNetwork`].
+    #[must_use]
+    pub fn network(mut self, factory: Arc<dyn NetworkFactory>) -> Self {
+        self.network = Some(factory);
+        self
+    }
+
+    /// Another compute than the engine.
+    #[must_use]
+    pub fn compute(mut self, compute: Arc<dyn Compute>) -> Self {
+        self.compute = Some(compute);
+        self
+    }
+
+    /// Starts the node on the current tokio runtime.
+    ///
+    /// # Errors
+    /// [`StartError`]; whatever had started is stopped again.
+    pub async fn start(self) -> Result<Node, StartError> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let rng: Arc<dyn Rng> = Arc::new(SystemRng);
+        let spawner: Arc<dyn Spawner> = Arc::new(SystemSpawner::new(tokio::runtime::Handle::current()));
+        let (storage, lock) = self.folder.open()?;
+        let identity = Identity::load_or_create(&*storage, &*rng)?;
+        let settings = match self.models {
+            Some(settings) => settings,
+            None => CatalogSettings::from_process()?,
+        };
+
+        let facts = Facts::read();
+        let threads = self.threads.unwrap_or_else(|| facts.cores.max(1));
+        let compute =
+            self.compute.unwrap_or_else(|| Arc::new(EngineCompute::new(vec![survey::processor(&*clock, threads)], Arc::clone(&clock))));
+        let offered = self.memory.unwrap_or_else(|| survey::default_offer(&facts.memory));
+        let incarnation = Incarnation(rng.next_u64("incarnation"));
+        let mut card = facts.card(identity.node(), incarnation, offered, compute.devices());
+        if let Some(name) = self.name {
+            card.name = name;
+        }
+        card.api = self.api;
+
+        let effects = Effects { clock: Arc::clone(&clock), rng: Arc::clone(&rng), spawner: Arc::clone(&spawner) };
+        let mut options = TcpOptions::default();
+        if !self.tensor_listen.is_empty() {
+            options.listen = self.tensor_listen;
+        }
+        let tcp: Arc<dyn Provider> = Arc::new(TcpProvider::new(effects.clone(), options)?);
+        let links = TensorLinks::new(identity.node(), effects, vec![tcp]);
+        let network = self.network.unwrap_or_else(|| Arc::new(Libp2pNetwork::default()));
+        let beacon = (!self.quiet).then(|| self.beacon.unwrap_or_else(|| Arc::new(SystemBeacon::default())));
+        let env = Env { clock, rng, spawner, network, storage, compute };
+        parts::start(parts::Settings {
+            env,
+            identity,
+            incarnation,
+            card,
+            offered,
+            threads: threads as usize,
+            links,
+            cluster: self.cluster,
+            listen: self.listen,
+            peers: self.peers,
+            mdns: !self.no_mdns,
+            beacon,
+            catalog: settings,
+            lock,
+        })
+        .await
+    }
+}
+
+impl Folder {
+    fn open(self) -> Result<(Arc<dyn Storage>, Option<FolderLock>), StartError> {
+        let path = match self {
+            Self::Memory => return Ok((Arc::new(MemoryStorage::default()), None)),
+            Self::At(path) => path,
+            Self::Default => {
+                directories::ProjectDirs::from("", "", "shoal").map(|folders| folders.data_dir().to_owned()).ok_or_else(|| {
+                    StartError::DataFolder { folder: "of the user".to_owned(), reason: "this user has no home folder".to_owned() }
+                })?
+            }
+        };
+        let unusable = |error: std::io::Error| StartError::DataFolder { folder: path.display().to_string(), reason: error.to_string() };
+        let storage = DirectoryStorage::open(&path).map_err(unusable)?;
+        let lock = FolderLock::take(&path).map_err(unusable)?.ok_or_else(|| StartError::InUse { folder: path.display().to_string() })?;
+        Ok((Arc::new(storage), Some(lock)))
+    }
+}

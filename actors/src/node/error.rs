@@ -1,0 +1,78 @@
+//! Why a node did not start, or did not do what it was asked.
+
+use super::generation::GenerateError;
+use crate::catalog::CatalogError;
+use crate::service::CallError;
+
+/// Why a node did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The data folder cannot be used.
+    #[error("the data folder {folder} cannot be used: {reason}; choose another with --data-dir")]
+    DataFolder {
+        /// Which.
+        folder: String,
+        /// The system's words.
+        reason: String,
+    },
+    /// Another node uses the data folder.
+    #[error("another node already runs in the data folder {folder}; stop it (`shoal leave`), or choose another with --data-dir")]
+    InUse {
+        /// Which.
+        folder: String,
+    },
+    /// The identity.
+    #[error(transparent)]
+    Identity(#[from] crate::secret::IdentityError),
+    /// The models folder.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// The models folder's settings.
+    #[error(transparent)]
+    Models(#[from] crate::catalog::StoreError),
+    /// Tensor links.
+    #[error(transparent)]
+    Tensors(#[from] shoal_transport::provider::StartError),
+    /// One of the node's actors.
+    #[error("{what} did not start: {reason}")]
+    Part {
+        /// Which.
+        what: &'static str,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Why a node did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// No node of the cluster has the model.
+    #[error("no node has the model `{model}` on disk; fetch it with `shoal pull {model}`{}", here(on_disk))]
+    UnknownModel {
+        /// What was asked for.
+        model: String,
+        /// Names of the models that are on disk somewhere.
+        on_disk: Vec<String>,
+    },
+    /// The text names no model at all.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// The model could not be placed; the text says what is missing.
+    #[error("{0}")]
+    NotPlaced(String),
+    /// The node that places the model cannot be reached.
+    #[error("the node that places the model does not answer: {0}")]
+    Unreachable(CallError),
+    /// There is no such instance.
+    #[error("there is no instance {0:?}")]
+    UnknownInstance(crate::ids::InstanceId),
+    /// No text, or no more of it.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+}
+
+fn here(on_disk: &[String]) -> String {
+    if on_disk.is_empty() { String::new() } else { format!(", or use one that is there: {}", on_disk.join(", ")) }
+}

@@ -1,0 +1,147 @@
+//! Text from an instance, wherever it runs, as a stream at this node.
+
+use std::time::Duration;
+
+use crate::ids::{InstanceId, NodeId, RequestId};
+use crate::request::{End, Finish, GenerateRequest, READ_WAIT, Timing, TokenEvent};
+use crate::scheduler::{Generate, GenerateCall, GenerateRefusal, GenerateReply};
+use crate::service::{CallError, Remote, Services};
+
+/// How long a conductor may take to accept a request: it reads the prompt and has another member remember it.
+const SUBMIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an answer to a read may be under way, beyond what the conductor waits for tokens.
+const READ_SLACK: Duration = Duration::from_millis(1500);
+
+/// Why a request gave no text, or no more of it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerateError {
+    /// The conductor turned it away.
+    #[error(transparent)]
+    Refused(#[from] GenerateRefusal),
+    /// The conductor cannot be reached.
+    #[error("the node that conducts the model does not answer: {0}; send the request again to place the model on the nodes that are left")]
+    Unreachable(CallError),
+    /// The instance broke in the middle.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// A piece of an answer.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Piece {
+    /// One more token.
+    Token(TokenEvent),
+    /// The end, with text that was held back until it was known.
+    End {
+        /// Why.
+        reason: Finish,
+        /// The last text.
+        text: String,
+        /// How long the parts took, as the conductor measured.
+        timing: Timing,
+    },
+}
+
+/// An answer as it is made. Dropping it before its end cancels the request.
+pub struct Generation {
+    remote: Remote<Generate>,
+    instance: InstanceId,
+    request: RequestId,
+    prompt_tokens: u32,
+    after: u32,
+    pending: std::collections::VecDeque<TokenEvent>,
+    end: Option<End>,
+    ended: bool,
+}
+
+impl std::fmt::Debug for Generation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Generation").field("request", &self.request).field("after", &self.after).finish_non_exhaustive()
+    }
+}
+
+impl Generation {
+    /// Submits a request to the conductor of its instance.
+    pub(super) async fn start(services: &Services, conductor: NodeId, request: GenerateRequest) -> Result<Self, GenerateError> {
+        let remote = services.remote::<Generate>(conductor);
+        let (instance, id) = (request.instance, request.id);
+        match remote.call(GenerateCall::Submit(Box::new(request)), SUBMIT_TIMEOUT).await {
+            Ok(Ok(GenerateReply::Accepted { prompt_tokens })) => Ok(Self {
+                remote,
+                instance,
+                request: id,
+                prompt_tokens,
+                after: 0,
+                pending: std::collections::VecDeque::new(),
+                end: None,
+                ended: false,
+            }),
+            Ok(Ok(_)) => Err(GenerateError::Broken("the conductor gave an answer to another question".to_owned())),
+            Ok(Err(refusal)) => Err(refusal.into()),
+            Err(error) => Err(GenerateError::Unreachable(error)),
+        }
+    }
+
+    /// The request's name.
+    pub fn id(&self) -> RequestId {
+        self.request
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    /// Tokens of the answer so far.
+    pub fn tokens(&self) -> u32 {
+        self.after - u32::try_from(self.pending.len()).unwrap_or(0)
+    }
+
+    /// The next piece; `None` after the end or an error.
+    pub async fn next(&mut self) -> Option<Result<Piece, GenerateError>> {
+        loop {
+            if let Some(token) = self.pending.pop_front() {
+                return Some(Ok(Piece::Token(token)));
+            }
+            if self.ended {
+                return None;
+            }
+            if let Some(end) = self.end.take() {
+                self.ended = true;
+                return Some(match end {
+                    End::Finished { reason, text, timing } => Ok(Piece::End { reason, text, timing }),
+                    End::Failed(reason) => Err(GenerateError::Broken(reason)),
+                });
+            }
+            let read = GenerateCall::Read { instance: self.instance, request: self.request, after: self.after };
+            let chunk = match self.remote.call(read, READ_WAIT + READ_SLACK).await {
+                Ok(Ok(GenerateReply::Chunk(chunk))) => chunk,
+                Ok(Ok(_)) => {
+                    return Some(Err(self.broken(GenerateError::Broken("the conductor gave an answer to another question".to_owned()))));
+                }
+                Ok(Err(refusal)) => return Some(Err(self.broken(refusal.into()))),
+                Err(error) => return Some(Err(self.broken(GenerateError::Unreachable(error)))),
+            };
+            // A chunk that was asked for twice brings tokens that are known.
+            self.pending.extend(chunk.tokens.into_iter().filter(|token| token.index >= self.after));
+            self.after += u32::try_from(self.pending.len()).unwrap_or(0);
+            self.end = chunk.end;
+        }
+    }
+
+    fn broken(&mut self, error: GenerateError) -> GenerateError {
+        self.ended = true;
+        error
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.ended && self.end.is_none() {
+            // If the conductor cannot be told, it notices after a while that nobody reads.
+            let _ = self.remote.cast(GenerateCall::Cancel { instance: self.instance, request: self.request });
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! A node: what people start, embed and ask.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use shoal_actors::node::{GenerateOptions, Node, Piece};
+//!
+//! let node = Node::builder().start().await?;
+//! let mut answer = node.generate("smollm2:135m", GenerateOptions::chat("Why is the sky blue?")).await?;
+//! while let Some(piece) = answer.next().await {
+//!     if let Piece::Token(token) = piece? {
+//!         print!("{}", token.text);
+//!     }
+//! }
+//! node.leave().await;
+//! # Ok(()) }
+//! ```
+
+mod builder;
+mod error;
+mod generation;
+mod lock;
+mod parts;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ractor::ActorRef;
+use shoal_engine::sampler::SamplingParams;
+use tokio::sync::watch;
+
+pub use builder::NodeBuilder;
+pub use error::{NodeError, StartError};
+pub use generation::{GenerateError, Generation, Piece};
+
+use crate::catalog::Catalog;
+use crate::conductor::instance::{InstanceState, InstanceSummary};
+use crate::conductor::{Placement, PlacementMsg, PlacementReply, PlacementRequest};
+use crate::discovery::Discovery;
+use crate::env::Env;
+use crate::ids::{InstanceId, NodeId, RequestId};
+use crate::lease::{HeldLease, LeaseKeeper, LeaseView, Leases};
+use crate::membership::{ClusterView, Membership};
+use crate::network::NetworkHandle;
+use crate::plan::{Goal, Plan};
+use crate::request::{ChatMessage, GenerateRequest, Prompt};
+use crate::scheduler::GenerateRefusal;
+use crate::service::{Remote, ServeError, Service, Services};
+use crate::stage::WorkersMsg;
+use crate::stage::links::TensorLinks;
+use crate::topology::{LinkMatrix, Topology};
+use lock::FolderLock;
+use parts::SupervisorMsg;
+
+/// How long placing and loading a model may take.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(660);
+/// How long planning may take: the placing node reads the model's header.
+const PLAN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A running node. Every clone is the same one.
+#[derive(Clone)]
+pub struct Node(Arc<Inner>);
+
+struct Inner {
+    env: Env,
+    node: NodeId,
+    services: Services,
+    network: NetworkHandle,
+    discovery: Discovery,
+    membership: Membership,
+    topology: Topology,
+    catalog: Catalog,
+    leases: Leases,
+    keeper: LeaseKeeper,
+    links: TensorLinks,
+    placement: ActorRef<PlacementMsg>,
+    workers: ActorRef<WorkersMsg>,
+    supervisor: ActorRef<SupervisorMsg>,
+    stopped: watch::Receiver<Option<String>>,
+    lock: Mutex<Option<FolderLock>>,
+    left: tokio::sync::OnceCell<()>,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Node({:?})", self.0.node)
+    }
+}
+
+/// What to generate, and how.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerateOptions {
+    /// What to continue.
+    pub prompt: Prompt,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Most tokens; none: as many as the context holds.
+    pub max_tokens: Option<u32>,
+    /// Texts that end the answer.
+    pub stop: Vec<String>,
+    /// Whether to go on when the model ends its text.
+    pub ignore_end: bool,
+    /// What to place the model for, if it is not placed yet.
+    pub goal: Goal,
+}
+
+impl GenerateOptions {
+    /// Continues `prompt`, choosing the likeliest token always.
+    pub fn new(prompt: Prompt) -> Self {
+        Self { prompt, sampling: SamplingParams::greedy(), max_tokens: None, stop: Vec::new(), ignore_end: false, goal: default_goal() }
+    }
+
+    /// Answers one message of a user.
+    pub fn chat(text: impl Into<String>) -> Self {
+        Self::new(Prompt::Chat { messages: vec![ChatMessage::new("user", text)], tools: String::new() })
+    }
+}
+
+/// What models are placed for when nobody says otherwise: a context of 4096 tokens, four sequences of half that length
+/// or two of all of it.
+pub fn default_goal() -> Goal {
+    Goal { context_tokens: 4096, sequences: 2, ..Goal::default() }
+}
+
+impl Node {
+    /// Sets a node up.
+    pub fn builder() -> NodeBuilder {
+        NodeBuilder::default()
+    }
+
+    /// Who it is.
+    pub fn id(&self) -> NodeId {
+        self.0.node
+    }
+
+    /// The seams it was started with.
+    pub fn env(&self) -> &Env {
+        &self.0.env
+    }
+
+    /// Its services, to serve and to call others.
+    pub fn services(&self) -> &Services {
+        &self.0.services
+    }
+
+    /// Serves `S` with an actor, to which a request is one of its messages.
+    ///
+    /// # Errors
+    /// If the service's number is taken.
+    pub fn serve<S, M>(&self, actor: ActorRef<M>) -> Result<(), ServeError>
+    where
+        S: Service,
+        M: ractor::Message + From<crate::service::Inbound<S>>,
+    {
+        self.0.services.serve_actor::<S, M>(actor)
+    }
+
+    /// The service `S` on a node.
+    pub fn remote<S: Service>(&self, node: NodeId) -> Remote<S> {
+        self.0.services.remote(node)
+    }
+
+    /// The cluster as this node sees it.
+    pub fn view(&self) -> Arc<ClusterView> {
+        self.0.membership.view()
+    }
+
+    /// Who is there.
+    pub fn membership(&self) -> &Membership {
+        &self.0.membership
+    }
+
+    /// The search for peers.
+    pub fn discovery(&self) -> &Discovery {
+        &self.0.discovery
+    }
+
+    /// The control network.
+    pub fn network(&self) -> &NetworkHandle {
+        &self.0.network
+    }
+
+    /// How nodes are connected.
+    pub fn topology(&self) -> &Topology {
+        &self.0.topology
+    }
+
+    /// The links between nodes, as far as they are known.
+    pub fn links(&self) -> Arc<LinkMatrix> {
+        self.0.topology.links()
+    }
+
+    /// What this node lends.
+    pub fn leases(&self) -> LeaseView {
+        self.0.leases.view()
+    }
+
+    /// What this node holds of others and of itself.
+    pub fn held(&self) -> Vec<HeldLease> {
+        self.0.keeper.held()
+    }
+
+    /// Leases memory of other nodes.
+    pub fn keeper(&self) -> &LeaseKeeper {
+        &self.0.keeper
+    }
+
+    /// The models on this machine.
+    pub fn catalog(&self) -> &Catalog {
+        &self.0.catalog
+    }
+
+    /// Every placed model of the cluster, as their conductors announce them, in order of their ids.
+    pub fn instances(&self) -> Vec<InstanceSummary> {
+        let view = self.view();
+        let mut all: Vec<InstanceSummary> = view.present().flat_map(|(_, member)| member.card.instances.clone()).collect();
+        all.sort_by_key(|instance| instance.instance);
+        all
+    }
+
+    /// The name under which the catalogue knows what a user wrote, and the file's hash if it is on this machine.
+    async fn canonical(&self, model: &str) -> Result<(String, Option<String>), NodeError> {
+        if let Ok(local) = self.0.catalog.resolve(model).await {
+            return Ok((local.name, Some(local.sha256)));
+        }
+        Ok((self.0.catalog.parse(model)?.to_string(), None))
+    }
+
+    /// The node that is to place a model: of those that have it on disk the one that a hash of both names, so that all
+    /// nodes choose the same.
+    fn placer(&self, name: &str, sha256: Option<&str>) -> Option<(NodeId, String)> {
+        let view = self.view();
+        let having = view.alive().filter_map(|(node, member)| {
+            let found = member.card.models.iter().find(|model| sha256.map_or(model.name == name, |hash| model.sha256 == hash))?;
+            Some((node, found.sha256.clone()))
+        });
+        let local = sha256.map(|hash| (self.0.node, hash.to_owned()));
+        let weight = |(node, hash): &(NodeId, String)| *blake3::hash(&[hash.as_bytes(), &node.0].concat()).as_bytes();
+        // A file outside the models folder is in nobody's card, so this node has to place it.
+        having.max_by_key(weight).or(local)
+    }
+
+    fn unknown(&self, model: &str) -> NodeError {
+        let view = self.view();
+        let mut on_disk: Vec<String> =
+            view.alive().flat_map(|(_, member)| member.card.models.iter().map(|model| model.name.clone())).collect();
+        on_disk.sort();
+        on_disk.dedup();
+        NodeError::UnknownModel { model: model.to_owned(), on_disk }
+    }
+
+    async fn place(&self, node: NodeId, request: PlacementRequest, timeout: Duration) -> Result<PlacementReply, NodeError> {
+        match self.remote::<Placement>(node).call(request, timeout).await {
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(refusal)) => Err(NodeError::NotPlaced(refusal.reason)),
+            Err(error) => Err(NodeError::Unreachable(error)),
+        }
+    }
+
+    /// How a model could be placed now, best first.
+    ///
+    /// # Errors
+    /// If no node has it, or it fits nowhere; the text says what is missing.
+    pub async fn plan(&self, model: &str, goal: Goal) -> Result<Vec<Plan>, NodeError> {
+        let (name, sha256) = self.canonical(model).await?;
+        let (placer, _) = self.placer(&name, sha256.as_deref()).ok_or_else(|| self.unknown(model))?;
+        let asked = if placer == self.0.node { model.to_owned() } else { name };
+        match self.place(placer, PlacementRequest::Plan { model: asked, goal }, PLAN_TIMEOUT).await? {
+            PlacementReply::Plans(plans) => Ok(plans),
+            _ => Err(NodeError::NotPlaced("the placing node gave an answer to another question".to_owned())),
+        }
+    }
+
+    /// The instance of a model, placed if it is not yet; ready when this resolves.
+    ///
+    /// # Errors
+    /// If no node has it, it fits nowhere, or a node cannot load its layers; the text says what is missing.
+    pub async fn load(&self, model: &str, goal: Goal, replica: bool) -> Result<InstanceSummary, NodeError> {
+        let (name, sha256) = self.canonical(model).await?;
+        let placer = self.placer(&name, sha256.as_deref());
+        if !replica {
+            let same = |instance: &InstanceSummary| match &placer {
+                Some((_, hash)) => &instance.sha256 == hash,
+                None => instance.model == name,
+            };
+            if let Some(ready) = self.instances().into_iter().find(|instance| instance.state == InstanceState::Ready && same(instance)) {
+                return Ok(ready);
+            }
+        }
+        let (placer, _) = placer.ok_or_else(|| self.unknown(model))?;
+        let asked = if placer == self.0.node { model.to_owned() } else { name };
+        match self.place(placer, PlacementRequest::Load { model: asked, goal, replica }, LOAD_TIMEOUT).await? {
+            PlacementReply::Ready(summary) => Ok(*summary),
+            _ => Err(NodeError::NotPlaced("the placing node gave an answer to another question".to_owned())),
+        }
+    }
+
+    /// Takes a placed model down. Resolves when its memory is given back.
+    ///
+    /// # Errors
+    /// If there is no such instance, or its conductor does not answer.
+    pub async fn unload(&self, instance: InstanceId) -> Result<(), NodeError> {
+        let found = self.instances().into_iter().find(|known| known.instance == instance).ok_or(NodeError::UnknownInstance(instance))?;
+        self.place(found.term.node, PlacementRequest::Unload(instance), PLAN_TIMEOUT).await.map(drop)
+    }
+
+    /// Asks a model for text. It is placed first if it is on a node's disk and not placed yet.
+    ///
+    /// # Errors
+    /// As [`Node::load`], and what the model's conductor says of the request.
+    pub async fn generate(&self, model: &str, options: GenerateOptions) -> Result<Generation, NodeError> {
+        let id = RequestId::random(&*self.0.env.rng);
+        let mut instance = self.load(model, options.goal.clone(), false).await?;
+        for again in [true, false] {
+            let request = GenerateRequest {
+                id,
+                instance: instance.instance,
+                prompt: options.prompt.clone(),
+                sampling: options.sampling.clone(),
+                max_tokens: options.max_tokens,
+                stop: options.stop.clone(),
+                ignore_end: options.ignore_end,
+            };
+            match Generation::start(&self.0.services, instance.term.node, request).await {
+                // The instance went down between the look and the request: its card is old news.
+                Err(GenerateError::Refused(GenerateRefusal::UnknownInstance(_) | GenerateRefusal::Unavailable(_))) if again => {
+                    let gone = instance.instance;
+                    instance = self.load_other(model, &options.goal, gone).await?;
+                }
+                result => return Ok(result?),
+            }
+        }
+        Err(NodeError::UnknownInstance(instance.instance))
+    }
+
+    /// Places a model whose known instance is gone, whatever the cards still say.
+    async fn load_other(&self, model: &str, goal: &Goal, gone: InstanceId) -> Result<InstanceSummary, NodeError> {
+        let (name, sha256) = self.canonical(model).await?;
+        let (placer, _) = self.placer(&name, sha256.as_deref()).ok_or_else(|| self.unknown(model))?;
+        let asked = if placer == self.0.node { model.to_owned() } else { name };
+        match self.place(placer, PlacementRequest::Load { model: asked, goal: goal.clone(), replica: false }, LOAD_TIMEOUT).await? {
+            PlacementReply::Ready(summary) if summary.instance != gone => Ok(*summary),
+            _ => Err(NodeError::UnknownInstance(gone)),
+        }
+    }
+
+    /// Resolves if the node stops by itself, with the reason. Never resolves for a node that was told to leave.
+    pub async fn stopped(&self) -> String {
+        let mut stopped = self.0.stopped.clone();
+        loop {
+            if let Some(reason) = stopped.borrow_and_update().clone() {
+                return reason;
+            }
+            if stopped.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Leaves the cluster: takes down what this node conducts and holds, says good-bye, stops every actor and thread and
+    /// frees every port.
+    pub async fn leave(&self) {
+        self.0.left.get_or_init(|| self.0.stop()).await;
+    }
+}
+
+impl Inner {
+    async fn stop(&self) {
+        parts::stop_instances(&self.env, &self.placement).await;
+        parts::stop_stages(&self.env, &self.workers).await;
+        self.keeper.stop().await;
+        self.membership.leave().await;
+        self.catalog.stop().await;
+        self.placement.stop(None);
+        self.workers.stop(None);
+        let (send, receive) = tokio::sync::oneshot::channel();
+        if self.supervisor.cast(SupervisorMsg::Stop(Some(send))).is_ok() {
+            let _ = receive.await;
+        }
+        let links = self.links.clone();
+        let _ = self.env.blocking("shoal-links", move || links.shutdown()).await;
+        drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}

@@ -1,0 +1,389 @@
+//! The actor around [`super::Scheduler`] and [`super::Answers`]: one for each instance, at its conductor.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use shoal_engine::sampler::StopMatcher;
+
+use super::answers::{Answers, Pushed};
+use super::machine::{Event, Finish, Scheduler, SchedulerConfig, SubmitError, Work};
+use super::service::{Generate, GenerateCall, GenerateRefusal, GenerateReply};
+use crate::conductor::journal::{Journal, JournalEntry, JournalRequest};
+use crate::env::{Env, TextModel};
+use crate::ids::{InstanceId, NodeId, RequestId, Term};
+use crate::request::{Chunk, GenerateRequest};
+use crate::service::{Inbound, Replier, Services};
+use crate::stage::message::{TOP_MAX, Tokens};
+use crate::stage::port::PortSender;
+
+/// How often waiting readers are looked after.
+const TICK: Duration = Duration::from_millis(250);
+/// How long another member may take to remember a request.
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What the scheduler actor is started with.
+pub struct SchedulerArguments {
+    /// Seams.
+    pub env: Env,
+    /// This node.
+    pub node: NodeId,
+    /// The instance.
+    pub instance: InstanceId,
+    /// The term it is conducted under.
+    pub term: Term,
+    /// Who else remembers its requests.
+    pub members: Vec<NodeId>,
+    /// Limits.
+    pub config: SchedulerConfig,
+    /// Entries of the model's vocabulary.
+    pub vocabulary: usize,
+    /// Tokenizer and template.
+    pub text: Arc<dyn TextModel>,
+    /// Where steps go.
+    pub port: PortSender,
+    /// Peers.
+    pub services: Services,
+    /// Told when the pipeline answers nonsense or does not take a step.
+    pub broken: Arc<dyn Fn(String) + Send + Sync>,
+}
+
+/// Messages of the scheduler actor.
+pub enum SchedulerMsg {
+    /// A call from a node.
+    Call(Inbound<Generate>),
+    /// The last stage's answer to a step.
+    Answer(Tokens),
+    /// Another member has stored a request, or none could.
+    Journaled {
+        /// Which.
+        request: RequestId,
+        /// Whether one did.
+        stored: bool,
+    },
+    /// The instance broke: every request ends with this reason.
+    Broken(String),
+    /// Time passes.
+    Tick,
+}
+
+impl From<Inbound<Generate>> for SchedulerMsg {
+    fn from(call: Inbound<Generate>) -> Self {
+        Self::Call(call)
+    }
+}
+
+impl std::fmt::Debug for SchedulerMsg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Call(_) => "Call",
+            Self::Answer(_) => "Answer",
+            Self::Journaled { .. } => "Journaled",
+            Self::Broken(_) => "Broken",
+            Self::Tick => "Tick",
+        })
+    }
+}
+
+/// See the [module](self).
+pub struct SchedulerActor;
+
+/// What the actor remembers.
+pub struct SchedulerState {
+    arguments: SchedulerArguments,
+    me: ActorRef<SchedulerMsg>,
+    machine: Scheduler,
+    answers: Answers<Replier<Generate>>,
+    /// Submissions that wait until another member has stored the request.
+    accepting: Vec<(RequestId, Replier<Generate>)>,
+    /// Requests that another member has stored, or that need no other.
+    journaled: BTreeSet<RequestId>,
+    broken: Option<String>,
+    message: Vec<u8>,
+}
+
+fn send_chunk(reply: Replier<Generate>, chunk: Chunk) {
+    reply.reply(Ok(GenerateReply::Chunk(chunk)));
+}
+
+impl SchedulerState {
+    fn others(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.arguments.members.iter().copied().filter(|member| *member != self.arguments.node)
+    }
+
+    fn submit(&mut self, request: GenerateRequest, reply: Option<Replier<Generate>>) {
+        let id = request.id;
+        if let Some(prompt_tokens) = self.answers.prompt_tokens(id) {
+            // The same id is the same request.
+            match reply {
+                Some(reply) if self.journaled.contains(&id) => reply.reply(Ok(GenerateReply::Accepted { prompt_tokens })),
+                Some(reply) => self.accepting.push((id, reply)),
+                None => {}
+            }
+            return;
+        }
+        match self.take(request) {
+            Ok(()) => self.accepting.extend(reply.map(|reply| (id, reply))),
+            Err(refusal) => {
+                if let Some(reply) = reply {
+                    reply.reply(Err(refusal));
+                }
+                return;
+            }
+        }
+        if self.others().next().is_none() {
+            self.journaled(id, true);
+        }
+        self.pump();
+    }
+
+    fn take(&mut self, request: GenerateRequest) -> Result<(), GenerateRefusal> {
+        if let Some(reason) = &self.broken {
+            return Err(GenerateRefusal::Unavailable(reason.clone()));
+        }
+        let invalid = |reason: String| Err(GenerateRefusal::Invalid(reason));
+        let stop = StopMatcher::new(request.stop.clone()).map_err(|error| GenerateRefusal::Invalid(error.to_string()))?;
+        request.sampling.validate(self.arguments.vocabulary).map_err(|error| GenerateRefusal::Invalid(error.to_string()))?;
+        if request.sampling.logprobs.is_some_and(|count| usize::from(count) > TOP_MAX) {
+            return invalid(format!("`top_logprobs` is at most {TOP_MAX}"));
+        }
+        if request.max_tokens == Some(0) {
+            return invalid("`max_tokens` is at least 1".to_owned());
+        }
+        let prompt = self.arguments.text.encode(&request.prompt).map_err(GenerateRefusal::Invalid)?;
+        let work = Work {
+            id: request.id,
+            prompt: prompt.clone(),
+            emitted: Vec::new(),
+            sampling: request.sampling.clone(),
+            max_tokens: request.max_tokens.unwrap_or(u32::MAX),
+            ends: if request.ignore_end { BTreeSet::new() } else { self.arguments.text.ends() },
+        };
+        let now = self.arguments.env.clock.now();
+        self.machine.submit(now, work).map_err(|error| match error {
+            SubmitError::Busy { .. } => GenerateRefusal::Busy(error.to_string()),
+            _ => GenerateRefusal::Invalid(error.to_string()),
+        })?;
+        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        self.answers.open(now, request.id, prompt_tokens, self.arguments.text.decoder(), stop);
+        self.store(JournalEntry { request, prompt, emitted: Vec::new() });
+        Ok(())
+    }
+
+    /// Has the other members remember a request; the first that does is enough to accept it.
+    fn store(&mut self, entry: JournalEntry) {
+        let request = entry.request.id;
+        let (instance, term) = (self.arguments.instance, self.arguments.term);
+        let calls: Vec<_> = self
+            .others()
+            .map(|member| {
+                let remote = self.arguments.services.remote::<Journal>(member);
+                let store = JournalRequest::Store { instance, term, entry: Box::new(entry.clone()) };
+                Box::pin(async move { matches!(remote.call(store, JOURNAL_TIMEOUT).await, Ok(Ok(_))).then_some(()).ok_or(()) })
+            })
+            .collect();
+        if calls.is_empty() {
+            return;
+        }
+        let me = self.me.clone();
+        let first = async move {
+            let mut calls = calls;
+            let mut stored = false;
+            while !calls.is_empty() {
+                let (result, _, rest) = futures::future::select_all(calls).await;
+                if result.is_ok() && !stored {
+                    stored = true;
+                    let _ = me.cast(SchedulerMsg::Journaled { request, stored });
+                }
+                // The others are still waited for: dropping a call would take it back.
+                calls = rest;
+            }
+            if !stored {
+                let _ = me.cast(SchedulerMsg::Journaled { request, stored });
+            }
+        };
+        self.arguments.env.spawner.task("journal", Box::pin(first));
+    }
+
+    fn journaled(&mut self, request: RequestId, stored: bool) {
+        let Some(prompt_tokens) = self.answers.prompt_tokens(request) else { return };
+        if stored {
+            self.journaled.insert(request);
+        }
+        let mut kept = Vec::new();
+        for (id, reply) in std::mem::take(&mut self.accepting) {
+            match (id == request, stored) {
+                (false, _) => kept.push((id, reply)),
+                (true, true) => reply.reply(Ok(GenerateReply::Accepted { prompt_tokens })),
+                (true, false) => reply.reply(Err(GenerateRefusal::Unavailable(
+                    "no other member of the instance could remember the request; try again".to_owned(),
+                ))),
+            }
+        }
+        self.accepting = kept;
+        if !stored {
+            self.cancel(request, "no other member of the instance could remember the request");
+        }
+    }
+
+    /// Tells the other members' journals something that needs no answer: what is lost is told again with the next
+    /// store, or replayed from the request.
+    fn tell(&self, request: &JournalRequest) {
+        for member in self.others() {
+            if let Err(error) = self.arguments.services.remote::<Journal>(member).cast(request.clone()) {
+                tracing::debug!(target: "shoal::scheduler", %error, "a member's journal misses an entry");
+            }
+        }
+    }
+
+    fn cancel(&mut self, request: RequestId, why: &str) {
+        let now = self.arguments.env.clock.now();
+        if self.machine.finish(now, request, Finish::Cancelled).is_some() {
+            self.answers.fail(now, request, why.to_owned(), &mut send_chunk);
+            self.ended(request);
+            self.pump();
+        }
+    }
+
+    fn ended(&mut self, request: RequestId) {
+        self.journaled.remove(&request);
+        self.tell(&JournalRequest::Finish { instance: self.arguments.instance, term: self.arguments.term, request });
+    }
+
+    /// Sends steps while the machine has some to send.
+    fn pump(&mut self) {
+        if self.broken.is_some() {
+            return;
+        }
+        while let Some(step) = self.machine.next_step(self.arguments.env.clock.now()) {
+            step.encode(&mut self.message);
+            if let Err(error) = self.arguments.port.send(std::mem::take(&mut self.message)) {
+                (self.arguments.broken)(error.to_string());
+                return;
+            }
+        }
+    }
+
+    fn answer(&mut self, tokens: Tokens) {
+        let now = self.arguments.env.clock.now();
+        let events = match self.machine.tokens(now, tokens) {
+            Ok(events) => events,
+            Err(error) => {
+                (self.arguments.broken)(error.to_string());
+                return;
+            }
+        };
+        // The next step leaves before anybody is told about this one: that is what the stages wait for.
+        self.pump();
+        let mut stopped = Vec::new();
+        for event in events {
+            match event {
+                Event::Emitted { id, index, token, logprob, top } => {
+                    let (instance, term) = (self.arguments.instance, self.arguments.term);
+                    self.tell(&JournalRequest::Append { instance, term, request: id, from: index, tokens: vec![token] });
+                    if self.answers.push(id, token, logprob, top, &mut send_chunk) == Pushed::Stopped {
+                        stopped.push(id);
+                    }
+                }
+                Event::Finished { id, reason, timing } => self.finished(id, reason, timing),
+            }
+        }
+        for id in stopped {
+            if let Some(Event::Finished { id, reason, timing }) = self.machine.finish(now, id, Finish::Stop) {
+                self.finished(id, reason, timing);
+            }
+        }
+        self.pump();
+    }
+
+    fn finished(&mut self, id: RequestId, reason: Finish, timing: super::Timing) {
+        let now = self.arguments.env.clock.now();
+        self.answers.finish(now, id, reason, timing, &mut send_chunk);
+        self.ended(id);
+    }
+
+    fn call(&mut self, call: Inbound<Generate>) {
+        let Inbound { request, reply, .. } = call;
+        let now = self.arguments.env.clock.now();
+        match request {
+            GenerateCall::Submit(request) => self.submit(*request, reply),
+            GenerateCall::Read { request, after, .. } => {
+                let Some(reply) = reply else { return };
+                if let Err(reply) = self.answers.read(now, request, after, reply, &mut send_chunk) {
+                    reply.reply(Err(GenerateRefusal::UnknownRequest(request)));
+                }
+            }
+            GenerateCall::Cancel { request, .. } => {
+                self.cancel(request, "the request was cancelled");
+                if let Some(reply) = reply {
+                    reply.reply(Ok(GenerateReply::Done));
+                }
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = self.arguments.env.clock.now();
+        for request in self.answers.tick(now, &mut send_chunk) {
+            self.cancel(request, "nobody read the answer");
+        }
+    }
+
+    fn break_off(&mut self, reason: String) {
+        let now = self.arguments.env.clock.now();
+        for request in self.answers.open_requests() {
+            let _ = self.machine.finish(now, request, Finish::Cancelled);
+            self.answers.fail(now, request, reason.clone(), &mut send_chunk);
+        }
+        for (_, reply) in std::mem::take(&mut self.accepting) {
+            reply.reply(Err(GenerateRefusal::Unavailable(reason.clone())));
+        }
+        self.broken.get_or_insert(reason);
+    }
+}
+
+impl Actor for SchedulerActor {
+    type Msg = SchedulerMsg;
+    type State = SchedulerState;
+    type Arguments = SchedulerArguments;
+
+    async fn pre_start(&self, me: ActorRef<SchedulerMsg>, arguments: SchedulerArguments) -> Result<SchedulerState, ActorProcessingErr> {
+        let (clock, ticker) = (arguments.env.clock.clone(), me.clone());
+        let ticks = async move {
+            loop {
+                clock.sleep_until(clock.now() + TICK).await;
+                if ticker.cast(SchedulerMsg::Tick).is_err() {
+                    return;
+                }
+            }
+        };
+        arguments.env.spawner.task("scheduler ticks", Box::pin(ticks));
+        Ok(SchedulerState {
+            machine: Scheduler::new(arguments.config.clone()),
+            arguments,
+            me,
+            answers: Answers::default(),
+            accepting: Vec::new(),
+            journaled: BTreeSet::new(),
+            broken: None,
+            message: Vec::new(),
+        })
+    }
+
+    async fn handle(
+        &self,
+        _me: ActorRef<SchedulerMsg>,
+        message: SchedulerMsg,
+        state: &mut SchedulerState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            SchedulerMsg::Call(call) => state.call(call),
+            SchedulerMsg::Answer(tokens) => state.answer(tokens),
+            SchedulerMsg::Journaled { request, stored } => state.journaled(request, stored),
+            SchedulerMsg::Broken(reason) => state.break_off(reason),
+            SchedulerMsg::Tick => state.tick(),
+        }
+        Ok(())
+    }
+}

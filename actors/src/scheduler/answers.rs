@@ -1,0 +1,309 @@
+//! The text side of an instance's requests: what readers were promised, what they have to wait for, and when nobody
+//! reads any more. A pure machine beside [`super::Scheduler`].
+//!
+//! Readers *pull*: they name the index after which they want to go on. So a slow reader costs nothing but the tokens
+//! themselves, a lost answer is asked for again, and a client that comes back after a broken connection gets what it
+//! missed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use shoal_engine::sampler::StopMatcher;
+
+use crate::env::{Instant, TextDecoder};
+use crate::ids::RequestId;
+use crate::request::{Chunk, End, Finish, READ_WAIT, Timing, TokenEvent};
+
+/// A request whose answer nobody has asked for in this time is cancelled: its client is gone.
+pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an ended answer is kept for readers that come back.
+pub const KEEP: Duration = Duration::from_secs(60);
+/// Most tokens of one chunk, so that a chunk fits a control frame.
+const CHUNK_TOKENS_MAX: usize = 256;
+
+/// What a token did to an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pushed {
+    /// It goes on.
+    More,
+    /// A stop string was completed: the sequence should be ended.
+    Stopped,
+}
+
+struct Answer<R> {
+    prompt_tokens: u32,
+    decoder: Box<dyn TextDecoder>,
+    stop: StopMatcher,
+    stopped: bool,
+    tokens: Vec<TokenEvent>,
+    end: Option<End>,
+    readers: Vec<Reader<R>>,
+    last_read: Instant,
+    ended: Option<Instant>,
+}
+
+struct Reader<R> {
+    after: u32,
+    since: Instant,
+    reply: R,
+}
+
+impl<R> Answer<R> {
+    /// What a reader at `after` would get now; `None` if it has to wait.
+    fn chunk(&self, after: u32) -> Option<Chunk> {
+        let start = (after as usize).min(self.tokens.len());
+        let end = self.tokens.len().min(start + CHUNK_TOKENS_MAX);
+        let last = end == self.tokens.len();
+        if start == end && self.end.is_none() {
+            return None;
+        }
+        let tokens = self.tokens[start..end].to_vec();
+        Some(Chunk { prompt_tokens: self.prompt_tokens, tokens, end: if last { self.end.clone() } else { None } })
+    }
+}
+
+/// See the [module](self). `R` is what a waiting reader is answered through.
+pub struct Answers<R> {
+    answers: BTreeMap<RequestId, Answer<R>>,
+}
+
+impl<R> fmt::Debug for Answers<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answers").field("requests", &self.answers.len()).finish()
+    }
+}
+
+impl<R> Default for Answers<R> {
+    fn default() -> Self {
+        Self { answers: BTreeMap::new() }
+    }
+}
+
+impl<R> Answers<R> {
+    /// Begins an answer.
+    pub fn open(&mut self, now: Instant, id: RequestId, prompt_tokens: u32, decoder: Box<dyn TextDecoder>, stop: StopMatcher) {
+        let answer = Answer {
+            prompt_tokens,
+            decoder,
+            stop,
+            stopped: false,
+            tokens: Vec::new(),
+            end: None,
+            readers: Vec::new(),
+            last_read: now,
+            ended: None,
+        };
+        self.answers.insert(id, answer);
+    }
+
+    /// Tokens of the prompt, if the request is known.
+    pub fn prompt_tokens(&self, id: RequestId) -> Option<u32> {
+        self.answers.get(&id).map(|a| a.prompt_tokens)
+    }
+
+    /// Adds a token. Readers that waited for it are answered through `send`.
+    pub fn push(
+        &mut self,
+        id: RequestId,
+        token: u32,
+        logprob: Option<f32>,
+        top: Vec<(u32, f32)>,
+        send: &mut dyn FnMut(R, Chunk),
+    ) -> Pushed {
+        let Some(answer) = self.answers.get_mut(&id) else { return Pushed::More };
+        if answer.stopped || answer.end.is_some() {
+            return Pushed::More;
+        }
+        let certain = answer.decoder.push(token);
+        let text = answer.stop.push(&certain).text;
+        answer.stopped = answer.stop.stopped().is_some();
+        let index = u32::try_from(answer.tokens.len()).unwrap_or(u32::MAX);
+        answer.tokens.push(TokenEvent { index, token, text, logprob, top });
+        let stopped = answer.stopped;
+        self.wake(id, send);
+        if stopped { Pushed::Stopped } else { Pushed::More }
+    }
+
+    /// Ends an answer well.
+    pub fn finish(&mut self, now: Instant, id: RequestId, reason: Finish, timing: Timing, send: &mut dyn FnMut(R, Chunk)) {
+        let Some(answer) = self.answers.get_mut(&id) else { return };
+        let mut text = String::new();
+        if !answer.stopped {
+            let rest = answer.decoder.finish();
+            text = answer.stop.push(&rest).text;
+            if answer.stop.stopped().is_none() {
+                text.push_str(&answer.stop.finish());
+            }
+        }
+        self.end(now, id, End::Finished { reason, text, timing }, send);
+    }
+
+    /// Breaks an answer off.
+    pub fn fail(&mut self, now: Instant, id: RequestId, reason: String, send: &mut dyn FnMut(R, Chunk)) {
+        self.end(now, id, End::Failed(reason), send);
+    }
+
+    fn end(&mut self, now: Instant, id: RequestId, end: End, send: &mut dyn FnMut(R, Chunk)) {
+        if let Some(answer) = self.answers.get_mut(&id)
+            && answer.end.is_none()
+        {
+            answer.end = Some(end);
+            answer.ended = Some(now);
+            self.wake(id, send);
+        }
+    }
+
+    fn wake(&mut self, id: RequestId, send: &mut dyn FnMut(R, Chunk)) {
+        let Some(answer) = self.answers.get_mut(&id) else { return };
+        for reader in std::mem::take(&mut answer.readers) {
+            match answer.chunk(reader.after) {
+                Some(chunk) => send(reader.reply, chunk),
+                None => answer.readers.push(reader),
+            }
+        }
+    }
+
+    /// A reader wants what comes after the first `after` tokens. Answered now or when there is something; `false` if
+    /// the request is not known.
+    pub fn read(&mut self, now: Instant, id: RequestId, after: u32, reply: R, send: &mut dyn FnMut(R, Chunk)) -> Result<(), R> {
+        let Some(answer) = self.answers.get_mut(&id) else { return Err(reply) };
+        answer.last_read = now;
+        match answer.chunk(after) {
+            Some(chunk) => send(reply, chunk),
+            None => answer.readers.push(Reader { after, since: now, reply }),
+        }
+        Ok(())
+    }
+
+    /// Answers readers that have waited long enough with an empty chunk, forgets old answers, and names the requests
+    /// that nobody reads.
+    pub fn tick(&mut self, now: Instant, send: &mut dyn FnMut(R, Chunk)) -> Vec<RequestId> {
+        let mut unread = Vec::new();
+        for (id, answer) in &mut self.answers {
+            for reader in std::mem::take(&mut answer.readers) {
+                if now.since(reader.since) >= READ_WAIT {
+                    answer.last_read = now;
+                    send(reader.reply, Chunk { prompt_tokens: answer.prompt_tokens, ..Chunk::default() });
+                } else {
+                    answer.readers.push(reader);
+                }
+            }
+            if answer.end.is_none() && answer.readers.is_empty() && now.since(answer.last_read) >= UNREAD_TIMEOUT {
+                unread.push(*id);
+            }
+        }
+        self.answers.retain(|_, answer| answer.ended.is_none_or(|ended| now.since(ended) < KEEP));
+        unread
+    }
+
+    /// Requests whose answer has not ended.
+    pub fn open_requests(&self) -> Vec<RequestId> {
+        self.answers.iter().filter(|(_, a)| a.end.is_none()).map(|(id, _)| *id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tokens are bytes.
+    #[derive(Default)]
+    struct Bytes(Vec<u8>);
+
+    impl TextDecoder for Bytes {
+        fn push(&mut self, token: u32) -> String {
+            self.0.push(token as u8);
+            match std::str::from_utf8(&self.0) {
+                Ok(text) => {
+                    let text = text.to_owned();
+                    self.0.clear();
+                    text
+                }
+                Err(_) => String::new(),
+            }
+        }
+        fn finish(&mut self) -> String {
+            String::from_utf8_lossy(&std::mem::take(&mut self.0)).into_owned()
+        }
+    }
+
+    const ID: RequestId = RequestId(1);
+
+    fn at(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(seconds)
+    }
+
+    fn answers(stop: &[&str]) -> Answers<u32> {
+        let mut answers = Answers::default();
+        answers.open(
+            at(0),
+            ID,
+            3,
+            Box::<Bytes>::default(),
+            StopMatcher::new(stop.iter().map(|s| (*s).to_owned()).collect()).expect("short"),
+        );
+        answers
+    }
+
+    fn text(chunks: &[(u32, Chunk)]) -> String {
+        let mut out = String::new();
+        for (_, chunk) in chunks {
+            chunk.tokens.iter().for_each(|t| out.push_str(&t.text));
+            if let Some(End::Finished { text, .. }) = &chunk.end {
+                out.push_str(text);
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn a_reader_waits_and_then_gets_everything_once() {
+        let mut answers = answers(&[]);
+        let mut sent = Vec::new();
+        let mut send = |reader, chunk| sent.push((reader, chunk));
+        answers.read(at(0), ID, 0, 1, &mut send).expect("known");
+        for byte in "hé".bytes() {
+            answers.push(ID, u32::from(byte), None, Vec::new(), &mut send);
+        }
+        answers.read(at(0), ID, 1, 2, &mut send).expect("known");
+        answers.finish(at(0), ID, Finish::Stop, Timing::default(), &mut send);
+        answers.read(at(0), ID, 3, 3, &mut send).expect("known");
+        assert_eq!(
+            sent.iter().map(|(reader, chunk)| (*reader, chunk.tokens.len(), chunk.end.is_some())).collect::<Vec<_>>(),
+            [(1, 1, false), (2, 2, false), (3, 0, true)]
+        );
+        assert_eq!(text(&sent), "hé");
+        assert_eq!(answers.read(at(0), RequestId(9), 0, 4, &mut |_, _| {}), Err(4));
+    }
+
+    #[test]
+    fn a_stop_string_is_not_shown() {
+        let mut answers = answers(&["END"]);
+        let mut sent = Vec::new();
+        let mut stopped = 0;
+        for byte in "one EN two END three".bytes() {
+            if answers.push(ID, u32::from(byte), None, Vec::new(), &mut |_, _| {}) == Pushed::Stopped {
+                stopped += 1;
+            }
+        }
+        answers.finish(at(0), ID, Finish::Stop, Timing::default(), &mut |_, _| {});
+        answers.read(at(0), ID, 0, 1, &mut |reader, chunk| sent.push((reader, chunk))).expect("known");
+        assert_eq!((text(&sent).as_str(), stopped), ("one EN two ", 1));
+    }
+
+    #[test]
+    fn nobody_waits_or_is_kept_for_ever() {
+        let mut answers = answers(&[]);
+        let mut sent = Vec::new();
+        answers.read(at(0), ID, 0, 1, &mut |reader, chunk| sent.push((reader, chunk))).expect("known");
+        assert!(answers.tick(at(2), &mut |reader, chunk| sent.push((reader, chunk))).is_empty());
+        assert_eq!(sent, [(1, Chunk { prompt_tokens: 3, ..Chunk::default() })]);
+        assert_eq!(answers.tick(at(40), &mut |_, _| {}), [ID]);
+        answers.fail(at(41), ID, "gone".to_owned(), &mut |_, _| {});
+        assert!(answers.tick(at(60), &mut |_, _| {}).is_empty());
+        assert_eq!(answers.prompt_tokens(ID), Some(3));
+        answers.tick(at(120), &mut |_, _| {});
+        assert_eq!(answers.prompt_tokens(ID), None);
+    }
+}

@@ -1,0 +1,295 @@
+//! The stages that a node holds: loaded under leases, linked on the conductor's word, dropped before their memory is
+//! given to anybody else.
+//!
+//! One actor for the node, one device thread for each stage. The actor never waits for a thread: threads report.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use shoal_engine::stage::{StageOptions, StageSpec};
+use shoal_transport::provider::{Endpoint, Ticket};
+
+use super::device::{self, DeviceArguments, DeviceEvent, Stop};
+use super::links::TensorLinks;
+use super::service::{
+    LinkStage, LoadStage, LoadedStage, StageKey, StageNotice, StageNotices, StageRefusal, StageReply, StageRequest, Stages,
+};
+use crate::countdown::Countdown;
+use crate::env::Env;
+use crate::ids::{LeaseId, NodeId};
+use crate::lease::{LeaseInfo, LeaseUse, Purpose};
+use crate::service::{Inbound, Replier, Services};
+
+/// Rows of a step that a node lets a conductor ask for.
+const ROWS_MAX: u32 = 4096;
+/// Sequences at once that a node lets a conductor ask for.
+const SEQUENCES_MAX: u32 = 1024;
+/// Longest message on a hop that a node lets a conductor ask for, in bytes.
+const SLOT_BYTES_MAX: u32 = 256 * 1024 * 1024;
+/// Stages that a node holds at once.
+const STAGES_MAX: usize = 64;
+
+/// Proves a lease to its owner, which is this node.
+pub type LeaseCheck = Arc<dyn Fn(NodeId, &LeaseUse) -> Result<LeaseInfo, String> + Send + Sync>;
+/// Finds a model's file by its hash.
+pub type ModelPath = Arc<dyn Fn(&str) -> Option<PathBuf> + Send + Sync>;
+
+/// What the actor is started with.
+pub struct WorkersArguments {
+    /// Seams.
+    pub env: Env,
+    /// Peers.
+    pub services: Services,
+    /// Tensor links.
+    pub links: TensorLinks,
+    /// The owner's word on leases.
+    pub leases: LeaseCheck,
+    /// Models on disk.
+    pub models: ModelPath,
+    /// Compute threads of a stage.
+    pub threads: usize,
+}
+
+/// Messages of the actor.
+pub enum WorkersMsg {
+    /// A conductor asks for something.
+    Call(Inbound<Stages>),
+    /// A device thread reports.
+    #[doc(hidden)]
+    Device(StageKey, DeviceReport),
+    /// A lease is fenced: whatever it paid for must go. Answered when nothing can touch the memory any more.
+    Fence(LeaseId, Box<dyn FnOnce() + Send>),
+    /// Drop every stage; answered when all are gone.
+    Stop(Box<dyn FnOnce() + Send>),
+}
+
+/// A device thread's report, opaque outside.
+#[doc(hidden)]
+pub struct DeviceReport(DeviceEvent);
+
+impl From<Inbound<Stages>> for WorkersMsg {
+    fn from(call: Inbound<Stages>) -> Self {
+        Self::Call(call)
+    }
+}
+
+impl std::fmt::Debug for WorkersMsg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Call(_) => "Call",
+            Self::Device(..) => "Device",
+            Self::Fence(..) => "Fence",
+            Self::Stop(_) => "Stop",
+        })
+    }
+}
+
+/// See the [module](self).
+pub struct Workers;
+
+/// What the actor remembers.
+pub struct WorkersState {
+    arguments: WorkersArguments,
+    me: ActorRef<WorkersMsg>,
+    stages: BTreeMap<StageKey, Held>,
+}
+
+struct Held {
+    leases: Vec<LeaseId>,
+    endpoints: Vec<Endpoint>,
+    ticket: Ticket,
+    downstream: mpsc::Sender<Box<LinkStage>>,
+    stop: Arc<Stop>,
+    loading: Option<Replier<Stages>>,
+    loaded: bool,
+    linking: Option<Replier<Stages>>,
+    /// Told when the thread has ended.
+    gone: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+fn refuse(reason: impl Into<String>) -> Result<StageReply, StageRefusal> {
+    Err(StageRefusal { reason: reason.into() })
+}
+
+fn answer(reply: Option<Replier<Stages>>, with: Result<StageReply, StageRefusal>) {
+    if let Some(reply) = reply {
+        reply.reply(with);
+    }
+}
+
+impl WorkersState {
+    fn call(&mut self, call: Inbound<Stages>) {
+        let Inbound { from, request, reply, .. } = call;
+        let key = match &request {
+            StageRequest::Load(load) => load.key,
+            StageRequest::Link(link) => link.key,
+            StageRequest::Unload(key) => *key,
+        };
+        // Terms name their claimant, so nobody can speak for another conductor.
+        if key.term.node != from {
+            return answer(reply, refuse(format!("node {from:?} does not conduct under a term of node {:?}", key.term.node)));
+        }
+        match request {
+            StageRequest::Load(load) => {
+                if let Err(reason) = self.load(&load) {
+                    return answer(reply, refuse(reason));
+                }
+                if let Some(held) = self.stages.get_mut(&key) {
+                    held.loading = reply;
+                }
+            }
+            StageRequest::Link(link) => {
+                let Some(held) = self.stages.get_mut(&key) else { return answer(reply, refuse("this node does not hold that stage")) };
+                if !held.loaded || held.linking.is_some() || held.downstream.send(link).is_err() {
+                    return answer(reply, refuse("the stage is not ready to be linked, or is linked already"));
+                }
+                held.linking = reply;
+            }
+            StageRequest::Unload(key) => match self.stages.get_mut(&key) {
+                None => answer(reply, Ok(StageReply::Done)),
+                Some(held) => {
+                    held.gone.push(Box::new(move || answer(reply, Ok(StageReply::Done))));
+                    held.stop.ask();
+                }
+            },
+        }
+    }
+
+    /// Checks that leases pay for what is asked, and starts the device thread.
+    fn load(&mut self, load: &LoadStage) -> Result<(), String> {
+        let key = load.key;
+        if self.stages.contains_key(&key) {
+            return Err("this node holds that stage already".to_owned());
+        }
+        if self.stages.len() >= STAGES_MAX {
+            return Err(format!("this node holds {STAGES_MAX} stages already"));
+        }
+        if load.rows_max > ROWS_MAX || load.sequences_max > SEQUENCES_MAX || load.slot_bytes > SLOT_BYTES_MAX || load.rows_max == 0 {
+            return Err(format!(
+                "steps of {} rows, {} sequences and messages of {} bytes are more than this node takes",
+                load.rows_max, load.sequences_max, load.slot_bytes
+            ));
+        }
+        let mut weights = 0;
+        let mut kv = 0;
+        for lease in &load.leases {
+            let info = (self.arguments.leases)(key.term.node, lease)?;
+            match info.purpose {
+                Purpose::Weights => weights += info.bytes,
+                Purpose::Kv => kv += info.bytes,
+                _ => {}
+            }
+        }
+        if weights == 0 || kv < load.kv_bytes {
+            return Err(format!("leases of {weights} bytes for weights and {kv} bytes for keys and values do not pay for the stage"));
+        }
+        let path = (self.arguments.models)(&load.sha256).ok_or_else(|| {
+            format!("this node does not have {} (sha256 {}) on disk; `shoal pull {}` there", load.model, load.sha256, load.model)
+        })?;
+        let (endpoints, ticket, upstream) = self.arguments.links.expect(load.from, load.slot_bytes).map_err(|error| error.to_string())?;
+        let (downstream, links) = mpsc::channel();
+        let stop = Arc::new(Stop::default());
+        let me = self.me.clone();
+        let arguments = DeviceArguments {
+            clock: Arc::clone(&self.arguments.env.clock),
+            compute: Arc::clone(&self.arguments.env.compute),
+            links: self.arguments.links.clone(),
+            path,
+            spec: StageSpec { layers: load.layers.clone() },
+            options: StageOptions {
+                threads: self.arguments.threads,
+                kv_bytes: load.kv_bytes,
+                rows_max: load.rows_max as usize,
+                context_tokens: load.context_tokens,
+            },
+            sequences_max: load.sequences_max as usize,
+            fence: key.fence(),
+            upstream,
+            upstream_slot_bytes: load.slot_bytes,
+            downstream: links,
+            stop: Arc::clone(&stop),
+            events: Box::new(move |event| {
+                // Fails only when the actor has stopped, which waits for its threads first.
+                let _ = me.cast(WorkersMsg::Device(key, DeviceReport(event)));
+            }),
+        };
+        self.arguments
+            .env
+            .spawner
+            .thread(format!("shoal-stage-{}", key.stage), Box::new(move || device::run(arguments)))
+            .map_err(|error| format!("cannot start a device thread: {error}"))?;
+        let leases = load.leases.iter().map(|lease| lease.lease).collect();
+        let held = Held { leases, endpoints, ticket, downstream, stop, loading: None, loaded: false, linking: None, gone: Vec::new() };
+        self.stages.insert(key, held);
+        tracing::info!(target: "shoal::stage", model = %load.model, layers = ?load.layers, "loading a stage");
+        Ok(())
+    }
+
+    fn device(&mut self, key: StageKey, event: DeviceEvent) {
+        let Some(held) = self.stages.get_mut(&key) else { return };
+        match event {
+            DeviceEvent::Loaded { hidden, vocabulary, pages, page_tokens, weight_bytes, took } => {
+                held.loaded = true;
+                let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+                let loaded = LoadedStage {
+                    endpoints: held.endpoints.clone(),
+                    ticket: held.ticket.clone(),
+                    hidden: small(hidden),
+                    vocabulary: small(vocabulary),
+                    pages: small(pages),
+                    page_tokens: small(page_tokens),
+                    weight_bytes,
+                    took,
+                };
+                answer(held.loading.take(), Ok(StageReply::Loaded(Box::new(loaded))));
+            }
+            DeviceEvent::Linked => answer(held.linking.take(), Ok(StageReply::Done)),
+            DeviceEvent::Ended(reason) => {
+                let Some(held) = self.stages.remove(&key) else { return };
+                let words = reason.clone().unwrap_or_else(|| "the stage was unloaded".to_owned());
+                answer(held.loading, refuse(words.clone()));
+                answer(held.linking, refuse(words));
+                held.gone.into_iter().for_each(|tell| tell());
+                if let Some(reason) = reason {
+                    tracing::warn!(target: "shoal::stage", stage = key.stage, %reason, "a stage ended");
+                    let notice = StageNotice { key, reason };
+                    if let Err(error) = self.arguments.services.remote::<StageNotices>(key.term.node).cast(notice) {
+                        tracing::debug!(target: "shoal::stage", %error, "the conductor cannot be told");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Stops the stages that `picked` names and calls `done` when they are gone.
+    fn stop(&mut self, picked: impl Fn(&Held) -> bool, done: Box<dyn FnOnce() + Send>) {
+        let finish = Countdown::new(done);
+        for held in self.stages.values_mut().filter(|held| picked(held)) {
+            let finish = finish.clone();
+            held.gone.push(Box::new(move || drop(finish)));
+            held.stop.ask();
+        }
+    }
+}
+
+impl Actor for Workers {
+    type Msg = WorkersMsg;
+    type State = WorkersState;
+    type Arguments = WorkersArguments;
+
+    async fn pre_start(&self, me: ActorRef<WorkersMsg>, arguments: WorkersArguments) -> Result<WorkersState, ActorProcessingErr> {
+        Ok(WorkersState { arguments, me, stages: BTreeMap::new() })
+    }
+
+    async fn handle(&self, _me: ActorRef<WorkersMsg>, message: WorkersMsg, state: &mut WorkersState) -> Result<(), ActorProcessingErr> {
+        match message {
+            WorkersMsg::Call(call) => state.call(call),
+            WorkersMsg::Device(key, DeviceReport(event)) => state.device(key, event),
+            WorkersMsg::Fence(lease, done) => state.stop(|held| held.leases.contains(&lease), done),
+            WorkersMsg::Stop(done) => state.stop(|_| true, done),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,504 @@
+//! The quantised formats: sixteen rows of ggml's blocks, interleaved.
+//!
+//! With integer weights `w`, activations `x` and their scale `a`, each block of 32 columns adds to a row's total, in this
+//! order and with these roundings:
+//!
+//! - `fma(f32(Σ(w − centre)·x) · scale, a, total)`, then
+//! - with an offset: `fma(offset, a·Σx, total)`, negated for K-quants, whose offset is subtracted.
+//!
+//! Scales and offsets of K-quants are products of a half-precision number and a small integer, which are exact. A block
+//! of Q6_K has two scales; they are integers and enter the integer sum.
+
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+
+use super::GROUP;
+use crate::kernels::cpu::activations::ActivationBlock;
+use crate::kernels::cpu::simd::{BLOCK, Simd};
+
+/// A block of sixteen rows.
+pub(super) trait Format: Pod + Send + Sync {
+    /// Its columns, in blocks of activations.
+    const PARTS: usize;
+
+    /// Sets one row from a block of the file.
+    fn put(&mut self, row: usize, bytes: &[u8]);
+
+    /// Writes one row as plain numbers, with the roundings of [`quant::dequantise`](crate::quant::dequantise).
+    fn row(&self, row: usize, out: &mut [f32]);
+
+    /// Adds the rows' products with `T` rows of activations, [`PARTS`](Self::PARTS) blocks each, to their totals.
+    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]);
+}
+
+fn half_bits(bytes: &[u8]) -> u16 {
+    u16::from_le_bytes([bytes[0], bytes[1]])
+}
+
+fn half(bits: u16) -> f32 {
+    f16::from_bits(bits).to_f32()
+}
+
+/// Unsigned weights of 4, 5 or 6 bits: nibbles and, for the wider ones, further bits. The order of the bits is described at
+/// [`Simd::dot_unsigned`].
+#[inline(always)]
+fn place(row: usize, element: usize) -> (usize, usize, usize) {
+    let (half, j, i) = (element / 16, element % 16 / 4, element % 4);
+    (64 * j + 4 * row + i, 4 * row + i, 4 * half + j)
+}
+
+fn put_low(low: &mut [u8; 256], row: usize, element: usize, value: u8) {
+    let (byte, _, bit) = place(row, element);
+    let shift = bit / 4 * 4;
+    low[byte] = low[byte] & !(15 << shift) | (value & 15) << shift;
+}
+
+fn low(low: &[u8; 256], row: usize, element: usize) -> u8 {
+    let (byte, _, bit) = place(row, element);
+    low[byte] >> (bit / 4 * 4) & 15
+}
+
+fn put_fifth(high: &mut [u8; 64], row: usize, element: usize, value: u8) {
+    let (_, byte, bit) = place(row, element);
+    high[byte] = high[byte] & !(1 << bit) | (value >> 4 & 1) << bit;
+}
+
+fn fifth(high: &[u8; 64], row: usize, element: usize) -> u8 {
+    let (_, byte, bit) = place(row, element);
+    (high[byte] >> bit & 1) << 4
+}
+
+fn put_upper(high: &mut [u8; 128], row: usize, element: usize, value: u8) {
+    let (_, byte, bit) = place(row, element);
+    let (byte, shift) = (64 * (bit / 4) + byte, bit % 4 * 2);
+    high[byte] = high[byte] & !(3 << shift) | (value >> 4 & 3) << shift;
+}
+
+fn upper(high: &[u8; 128], row: usize, element: usize) -> u8 {
+    let (_, byte, bit) = place(row, element);
+    (high[64 * (bit / 4) + byte] >> (bit % 4 * 2) & 3) << 4
+}
+
+/// The six-bit scale and offset of part `part` of eight, from the twelve bytes of Q4_K and Q5_K: see
+/// [`quant`](crate::quant).
+fn six_bits(packed: &[u8], part: usize) -> (u8, u8) {
+    if part < 4 {
+        (packed[part] & 63, packed[part + 4] & 63)
+    } else {
+        (packed[part + 4] & 15 | packed[part - 4] >> 6 << 4, packed[part + 4] >> 4 | packed[part] >> 6 << 4)
+    }
+}
+
+/// Integer sums of unsigned weights, less `centre` times the activations' sum.
+#[inline(always)]
+fn centred<S: Simd, const T: usize>(s: S, sums: [S::I; T], x: [&[ActivationBlock]; T], part: usize, centre: i32) -> [S::I; T] {
+    let mut sums = sums;
+    for t in 0..T {
+        let [a, b] = x[t][part].sums;
+        sums[t] = s.sub_ints(sums[t], s.splat_int(centre * (a + b)));
+    }
+    sums
+}
+
+#[inline(always)]
+fn add_scaled<S: Simd, const T: usize>(
+    s: S,
+    sums: [S::I; T],
+    scale: S::F,
+    x: [&[ActivationBlock]; T],
+    part: usize,
+    totals: &mut [S::F; T],
+) {
+    for t in 0..T {
+        let product = s.mul(s.to_floats(sums[t]), scale);
+        totals[t] = s.fma(product, s.splat(x[t][part].scale), totals[t]);
+    }
+}
+
+#[inline(always)]
+fn values<const T: usize>(x: [&[ActivationBlock]; T], part: usize) -> [&[i8; BLOCK]; T] {
+    x.map(|x| &x[part].values)
+}
+
+#[inline(always)]
+fn dot_fives<S: Simd, const T: usize>(s: S, low: &[u8; 256], high: &[u8; 64], x: [&[ActivationBlock]; T], part: usize) -> [S::I; T] {
+    let halves = s.dot_unsigned::<1, T>(low, high, values(x, part));
+    let mut sums = [s.zero_ints(); T];
+    for t in 0..T {
+        sums[t] = s.add_ints(halves[t][0], halves[t][1]);
+    }
+    sums
+}
+
+/// `scale · (w − 8)`, four bits.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+pub(super) struct Q4_0 {
+    low: [u8; 256],
+    scale: [u16; GROUP],
+}
+
+impl Format for Q4_0 {
+    const PARTS: usize = 1;
+
+    fn put(&mut self, row: usize, bytes: &[u8]) {
+        self.scale[row] = half_bits(bytes);
+        for (i, byte) in bytes[2..18].iter().enumerate() {
+            put_low(&mut self.low, row, i, *byte);
+            put_low(&mut self.low, row, 16 + i, byte >> 4);
+        }
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) {
+        let scale = half(self.scale[row]);
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = scale * (f32::from(low(&self.low, row, i)) - 8.0);
+        }
+    }
+
+    #[inline(always)]
+    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
+        let sums = centred(s, s.dot_nibbles::<T>(&self.low, values(x, 0)), x, 0, 8);
+        add_scaled(s, sums, s.load_half(&self.scale), x, 0, totals);
+    }
+}
+
+/// `scale · w + offset`, four bits.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+pub(super) struct Q4_1 {
+    low: [u8; 256],
+    scale: [u16; GROUP],
+    offset: [u16; GROUP],
+}
+
+impl Format for Q4_1 {
+    const PARTS: usize = 1;
+
+    fn put(&mut self, row: usize, bytes: &[u8]) {
+        self.scale[row] = half_bits(bytes);
+        self.offset[row] = half_bits(&bytes[2..]);
+        for (i, byte) in bytes[4..20].iter().enumerate() {
+            put_low(&mut self.low, row, i, *byte);
+            put_low(&mut self.low, row, 16 + i, byte >> 4);
+        }
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) {
+        let (scale, offset) = (half(self.scale[row]), half(self.offset[row]));
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = scale * f32::from(low(&self.low, row, i)) + offset;
+        }
+    }
+
+    #[inline(always)]
+    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
+        add_scaled(s, s.dot_nibbles::<T>(&self.low, values(x, 0)), s.load_half(&self.scale), x, 0, totals);
+        let offset = s.load_half(&self.offset);
+        for t in 0..T {
+            totals[t] = s.fma(offset, s.splat(x[t][0].scaled_sum), totals[t]);
+        }
+    }
+}
+
+/// `scale · (w − 16)`, five bits.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+pub(super) struct Q5_0 {
+    low: [u8; 256],
+    high: [u8; 64],
+    scale: [u16; GROUP],
+}
+
+fn put_fives(low: &mut [u8; 256], high: &mut [u8; 64], row: usize, fifths: &[u8], nibbles: &[u8]) {
+    let fifths = u32::from_le_bytes([fifths[0], fifths[1], fifths[2], fifths[3]]);
+    let bit = |element: usize| (fifths >> element & 1) as u8;
+    for (i, byte) in nibbles.iter().enumerate() {
+        for (element, nibble) in [(i, byte & 15), (16 + i, byte >> 4)] {
+            put_low(low, row, element, nibble);
+            put_fifth(high, row, element, bit(element) << 4);
+        }
+    }
+}
+
+impl Format for Q5_0 {
+    const PARTS: usize = 1;
+
+    fn put(&mut self, row: usize, bytes: &[u8]) {
+        self.scale[row] = half_bits(bytes);
+        put_fives(&mut self.low, &mut self.high, row, &bytes[2..6], &bytes[6..22]);
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) {
+        let scale = half(self.scale[row]);
+        for (i, out) in out.iter_mut().enumerate() {
+            let w = low(&self.low, row, i) | fifth(&self.high, row, i);
+            *out = scale * (f32::from(w) - 16.0);
+        }
+    }
+
+    #[inline(always)]
+    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
+        let sums = centred(s, dot_fives(s, &self.low, &self.high, x, 0), x, 0, 16);
+        add_scaled(s, sums, s.load_half(&self.scale), x, 0, totals);
+    }
+}
+
+/// `scale · w + offset`, five bits.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+pub(super) struct Q5_1 {
+    low: [u8; 256],
+    high: [u8; 64],
+    scale: [u16; GROUP],
+    offset: [u16; GROUP],
+}
+
+impl Format for Q5_1 {
+    const PARTS: usize = 1;
+
+    fn put(&mut self, row: usize, bytes: &[u8]) {
+        self.scale[row] = half_bits(bytes);
+        self.offset[row] = half_bits(&bytes[2..]);
+        put_fives(&mut self.low, &mut self.high, row, &bytes[4..8], &bytes[8..24]);
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) {
+        let (scale, offset) = (half(self.scale[row]), half(self.offset[row]));
+        for (i, out) in out.iter_mut().enumerate() {
+            let w = low(&self.low, row, i) | fifth(&self.high, row, i);
+            *out = scale * f32::from(w) + offset;
+        }
+    }
+
+    #[inline(always)]
+    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
+        add_scaled(s, dot_fives(s, &self.low, &self.high, x, 0), s.load_half(&self.scale), x, 0, totals);
+        let offset = s.load_half(&self.offset);
+        for t in 0..T {
+            totals[t] = s.fma(offset, s.splat(x[t][0].scaled_sum), totals[t]);
+        }
+    }
+}
+
+/// `scale · w`, eight bits with a sign.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+pub(super) struct Q8_0 {
+    bytes: [i8; 512],
+    scale: [u16; GROUP],
+}
+
+impl Format for Q8_0 {
+    const PARTS: usize = 1;
+
+    fn put(&mut self, row: usize, bytes: &[u8]) {
+        self.scale[row] = half_bits(bytes);
+        for (i, byte) in bytes[2..34].iter().enumerate() {
+            self.bytes[64 * (i / 4) + 4 * row + i % 4] = *byte as i8;
+        }
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) {
+        let scale = half(self.scale[row]);
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = scale * f32::from(self.bytes[64 * (i / 4) + 4 * row + i % 4]);
+        }
+    }
+
+    #[inline(always)]
+    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
+        add_scaled(s, s.dot_signed::<T>(&self.bytes, values(x, 0)), s.load_half(&self.scale), x, 0, totals);
+    }
+}
+
+/// Adds products of a K-quant's part whose scale and offset are small integers times those of the block.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "the parts of one formula")]
+fn add_k<S: Simd, const T: usize>(
+    s: S,
+    sums: [S::I; T],
+    (scale, scales): (S::F, &[u8; GROUP]),
+    (offset, offsets): (S::F, &[u8; GROUP]),
+    x: [&[ActivationBlock]; T],
+    part: usize,
+    totals: &mut [S::F; T],
+) {
+    let scale = s.mul(scale, s.to_floats(s.load_u8(scales)));
+    let offset = s.mul(offset, s.to_floats(s.load_u8(offsets)));
+    add_scaled(s, sums, scale, x, part, totals);
+    for t in 0..T {
+        totals[t] = s.neg_fma(offset, s.splat(x[t][part].scaled_sum), totals[t]);
+    }
+}
+
+/// `scale · scales[part] · w − offset · offsets[part]`, four bits, eight parts.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+pub(super) struct Q4K {
+    scale: [u16; GROUP],
+    offset: [u16; GROUP],
+    parts: [Q4KPart; 8],
+}
+
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+struct Q4KPart {
+    low: [u8; 256],
+    scales: [u8; GROUP],
+    offsets: [u8; GROUP],
+}
+
+impl Format for Q4K {
+    const PARTS: usize = 8;
+
+    fn put(&mut self, row: usize, bytes: &[u8]) {
+        self.scale[row] = half_bits(bytes);
+        self.offset[row] = half_bits(&bytes[2..]);
+        let (packed, nibbles) = (&bytes[4..16], &bytes[16..144]);
+        for (p, part) in self.parts.iter_mut().enumerate() {
+            (part.scales[row], part.offsets[row]) = six_bits(packed, p);
+            for (i, byte) in nibbles[p / 2 * 32..][..32].iter().enumerate() {
+                put_low(&mut part.low, row, i, byte >> (p % 2 * 4));
+            }
+        }
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) {
+        for (part, out) in self.parts.iter().zip(out.chunks_exact_mut(BLOCK)) {
+            let scale = half(self.scale[row]) * f32::from(part.scales[row]);
+            let offset = half(self.offset[row]) * f32::from(part.offsets[row]);
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = scale * f32::from(low(&part.low, row, i)) - offset;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
+        let (scale, offset) = (s.load_half(&self.scale), s.load_half(&self.offset));
+        for (p, part) in self.parts.iter().enumerate() {
+            let sums = s.dot_nibbles::<T>(&part.low, values(x, p));
+            add_k(s, sums, (scale, &part.scales), (offset, &part.offsets), x, p, totals);
+        }
+    }
+}
+
+/// As [`Q4K`], five bits.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+pub(super) struct Q5K {
+    scale: [u16; GROUP],
+    offset: [u16; GROUP],
+    parts: [Q5KPart; 8],
+}
+
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+struct Q5KPart {
+    low: [u8; 256],
+    high: [u8; 64],
+    scales: [u8; GROUP],
+    offsets: [u8; GROUP],
+}
+
+impl Format for Q5K {
+    const PARTS: usize = 8;
+
+    fn put(&mut self, row: usize, bytes: &[u8]) {
+        self.scale[row] = half_bits(bytes);
+        self.offset[row] = half_bits(&bytes[2..]);
+        let (packed, fifths, nibbles) = (&bytes[4..16], &bytes[16..48], &bytes[48..176]);
+        for (p, part) in self.parts.iter_mut().enumerate() {
+            (part.scales[row], part.offsets[row]) = six_bits(packed, p);
+            for (i, byte) in nibbles[p / 2 * 32..][..32].iter().enumerate() {
+                put_low(&mut part.low, row, i, byte >> (p % 2 * 4));
+                put_fifth(&mut part.high, row, i, fifths[i] >> p << 4);
+            }
+        }
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) {
+        for (part, out) in self.parts.iter().zip(out.chunks_exact_mut(BLOCK)) {
+            let scale = half(self.scale[row]) * f32::from(part.scales[row]);
+            let offset = half(self.offset[row]) * f32::from(part.offsets[row]);
+            for (i, out) in out.iter_mut().enumerate() {
+                let w = low(&part.low, row, i) | fifth(&part.high, row, i);
+                *out = scale * f32::from(w) - offset;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
+        let (scale, offset) = (s.load_half(&self.scale), s.load_half(&self.offset));
+        for (p, part) in self.parts.iter().enumerate() {
+            let sums = dot_fives(s, &part.low, &part.high, x, p);
+            add_k(s, sums, (scale, &part.scales), (offset, &part.offsets), x, p, totals);
+        }
+    }
+}
+
+/// `scale · scales[part][half] · (w − 32)`, six bits, eight parts of two halves.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+pub(super) struct Q6K {
+    scale: [u16; GROUP],
+    parts: [Q6KPart; 8],
+}
+
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(32))]
+struct Q6KPart {
+    low: [u8; 256],
+    high: [u8; 128],
+    scales: [[i8; GROUP]; 2],
+}
+
+impl Format for Q6K {
+    const PARTS: usize = 8;
+
+    fn put(&mut self, row: usize, bytes: &[u8]) {
+        let (nibbles, uppers, scales) = (&bytes[..128], &bytes[128..192], &bytes[192..208]);
+        self.scale[row] = half_bits(&bytes[208..]);
+        for (p, part) in self.parts.iter_mut().enumerate() {
+            // Four parts to each half of the block: two in low nibbles, two in high ones.
+            let (half, quarter) = (p / 4, p % 4);
+            for i in 0..BLOCK {
+                let nibble = nibbles[64 * half + 32 * (quarter % 2) + i] >> (quarter / 2 * 4);
+                put_low(&mut part.low, row, i, nibble);
+                put_upper(&mut part.high, row, i, uppers[32 * half + i] >> (quarter * 2) << 4);
+            }
+            for half in 0..2 {
+                part.scales[half][row] = scales[2 * p + half] as i8;
+            }
+        }
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) {
+        for (part, out) in self.parts.iter().zip(out.chunks_exact_mut(BLOCK)) {
+            for (i, out) in out.iter_mut().enumerate() {
+                let scale = half(self.scale[row]) * f32::from(part.scales[i / 16][row]);
+                let w = low(&part.low, row, i) | upper(&part.high, row, i);
+                *out = scale * (f32::from(w) - 32.0);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
+        let scale = s.load_half(&self.scale);
+        for (p, part) in self.parts.iter().enumerate() {
+            let halves = s.dot_unsigned::<2, T>(&part.low, &part.high, values(x, p));
+            let scales = [s.load_i8(&part.scales[0]), s.load_i8(&part.scales[1])];
+            let mut sums = [s.zero_ints(); T];
+            for t in 0..T {
+                for half in 0..2 {
+                    let centred = s.sub_ints(halves[t][half], s.splat_int(32 * x[t][p].sums[half]));
+                    sums[t] = s.add_ints(sums[t], s.mul_ints(centred, scales[half]));
+                }
+            }
+            add_scaled(s, sums, scale, x, p, totals);
+        }
+    }
+}

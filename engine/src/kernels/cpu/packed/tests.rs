@@ -1,0 +1,127 @@
+use proptest::prelude::*;
+
+use super::super::activations::quantise;
+use super::super::simd::Isa;
+use super::*;
+use crate::kernels::testing::{TYPES, random_blocks};
+use crate::quant;
+
+struct Products<'a, const T: usize> {
+    matrix: &'a PackedMatrix,
+    x: &'a [f32],
+}
+
+impl<const T: usize> Op for Products<'_, T> {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) -> Vec<f32> {
+        let (columns, rows) = (self.matrix.columns(), self.matrix.rows());
+        let mut blocks = vec![ActivationBlock::ZERO; self.x.len() / BLOCK];
+        quantise(s, self.x, &mut blocks);
+        let input = Input { columns, blocks: &blocks, floats: self.x };
+        let count = self.x.len() / columns;
+        let mut out = vec![0.0; count * rows];
+        for group in 0..self.matrix.groups() {
+            for first in (0..count).step_by(T) {
+                for (t, total) in self.matrix.tile::<S, T>(s, group, &input, first).into_iter().enumerate() {
+                    let mut lanes = [0.0; LANES];
+                    s.store(total, &mut lanes);
+                    for (lane, value) in lanes.iter().enumerate().take(rows - GROUP * group) {
+                        out[(first + t) * rows + GROUP * group + lane] = *value;
+                    }
+                }
+            }
+        }
+        out
+    }
+}
+
+fn check(block: BlockType, rows: usize, parts: usize, seed: u64, x: &[f32]) -> Result<(), TestCaseError> {
+    let columns = parts * block.block_len().max(BLOCK);
+    let bytes = random_blocks(block, rows * columns, seed);
+    let matrix = PackedMatrix::pack(block, rows, columns, &bytes).unwrap();
+
+    // Packing loses nothing.
+    let mut plain = vec![0.0; rows * columns];
+    quant::dequantise(block, &bytes, &mut plain).unwrap();
+    let mut row = vec![0.0; columns];
+    for r in 0..rows {
+        matrix.row(r, &mut row);
+        prop_assert_eq!(&row, &plain[r * columns..][..columns], "{} row {}", block, r);
+    }
+    prop_assert_eq!(Some(matrix.bytes() as u64), PackedMatrix::bytes_for(block, rows, columns));
+
+    // Products: the same bits one row at a time or several, on every instruction set.
+    let x: Vec<f32> = x.iter().cycle().copied().take(4 * columns).enumerate().map(|(i, v)| v * (1.0 + (i % 7) as f32)).collect();
+    let expected = Isa::all()[0].run(Products::<1> { matrix: &matrix, x: &x });
+    for isa in Isa::all() {
+        prop_assert_eq!(&expected, &isa.run(Products::<1> { matrix: &matrix, x: &x }), "{} {}", block, isa.name());
+        prop_assert_eq!(&expected, &isa.run(Products::<2> { matrix: &matrix, x: &x }), "{} {}", block, isa.name());
+        prop_assert_eq!(&expected, &isa.run(Products::<4> { matrix: &matrix, x: &x }), "{} {}", block, isa.name());
+    }
+
+    // Products: each activation is off by at most half a step of its block, which bounds the error; what is left is rounding.
+    for (t, x) in x.chunks_exact(columns).enumerate() {
+        for (r, weights) in plain.chunks_exact(columns).enumerate() {
+            let (mut exact, mut bound, mut magnitude) = (0f64, 0f64, 0f64);
+            for (x, w) in x.chunks_exact(BLOCK).zip(weights.chunks_exact(BLOCK)) {
+                let step = if matrix.takes_blocks() { x.iter().fold(0f32, |m, v| m.max(v.abs())) / 127.0 } else { 0.0 };
+                for (x, w) in x.iter().zip(w) {
+                    exact += f64::from(*x) * f64::from(*w);
+                    bound += f64::from(step) * 0.5001 * f64::from(w.abs());
+                    magnitude += f64::from((x * w).abs());
+                }
+            }
+            let found = f64::from(expected[t * rows + r]);
+            // K-quants and those with an offset add two large terms that cancel: allow for the rounding of these.
+            prop_assert!((found - exact).abs() <= bound + 1e-5 * magnitude + 1e-6, "{block} {found} {exact} ± {bound}");
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn every_type_multiplies(
+        kind in 0..TYPES.len(), rows in 1..40usize, parts in 1..4usize, seed in any::<u64>(),
+        x in proptest::collection::vec(-4f32..4.0, 97),
+    ) {
+        check(TYPES[kind], rows, parts, seed, &x)?;
+    }
+}
+
+#[test]
+fn every_type_multiplies_at_least_once() {
+    let x: Vec<f32> = (0..61).map(|i| (i as f32 * 0.37).sin()).collect();
+    for block in TYPES {
+        check(block, 21, 2, 99, &x).unwrap();
+    }
+}
+
+#[test]
+fn a_matrix_takes_what_it_takes_in_the_file() {
+    for block in TYPES {
+        let (rows, columns) = (48, 512);
+        let in_file = block.row_bytes(rows * columns).unwrap() as u64;
+        // The eight six-bit scales and offsets of these take a byte each, not twelve together.
+        let more = if matches!(block, BlockType::Q4_K | BlockType::Q5_K) { 4 * 48 * 2 } else { 0 };
+        assert_eq!(PackedMatrix::bytes_for(block, rows, columns), Some(in_file + more), "{block}");
+        // Rows are taken by sixteen.
+        assert_eq!(PackedMatrix::bytes_for(block, rows - 15, columns), Some(in_file + more), "{block}");
+    }
+    assert_eq!(PackedMatrix::bytes_for(BlockType::Q4_0, 16, 33), None);
+    assert_eq!(PackedMatrix::bytes_for(BlockType::Q8_0, usize::MAX, usize::MAX & !31), None);
+    assert_eq!(PackedMatrix::bytes_for(BlockType::Q3_K, 16, 256), None);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let refused = |block, rows, columns, bytes: usize| PackedMatrix::pack(block, rows, columns, &vec![0; bytes]).unwrap_err();
+    assert!(matches!(refused(BlockType::Q4_0, 1, 33, 18), PackError::Shape { .. }));
+    assert!(matches!(refused(BlockType::Q4_0, 2, 32, 18), PackError::Shape { .. }));
+    assert!(matches!(refused(BlockType::Q4_0, usize::MAX, 32, 18), PackError::Shape { .. }));
+    assert!(matches!(refused(BlockType::F32, 3, 0, 0), PackError::Shape { .. }));
+    assert!(matches!(refused(BlockType::Q3_K, 1, 256, 110), PackError::Unsupported(BlockType::Q3_K)));
+}
