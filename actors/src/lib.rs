@@ -26,4 +26,3 @@ pub mod topology;
 mod wake;
 
 pub use shoal_engine::sampler::SamplingParams;
-pub mod supervise;
