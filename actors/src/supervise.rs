@@ -320,7 +320,12 @@ mod tests {
             Ok(supervision)
         }
 
-        async fn handle(&self, myself: ActorRef<BossMessage>, message: BossMessage, state: &mut Supervision) -> Result<(), ActorProcessingErr> {
+        async fn handle(
+            &self,
+            myself: ActorRef<BossMessage>,
+            message: BossMessage,
+            state: &mut Supervision,
+        ) -> Result<(), ActorProcessingErr> {
             match message {
                 BossMessage::Tell(child, what) => {
                     if let Some(cell) = state.child(child) {
@@ -353,7 +358,10 @@ mod tests {
         }
     }
 
-    async fn boss(restart: Restart, restarts: usize) -> (ActorRef<BossMessage>, tokio::task::JoinHandle<()>, Log, oneshot::Receiver<String>) {
+    async fn boss(
+        restart: Restart,
+        restarts: usize,
+    ) -> (ActorRef<BossMessage>, tokio::task::JoinHandle<()>, Log, oneshot::Receiver<String>) {
         let (ended, end) = oneshot::channel();
         let log = Log::default();
         let intensity = Intensity { restarts, within: Duration::from_secs(60) };

@@ -16,14 +16,14 @@
 //! Everything here blocks with a deadline and is meant for threads of its own; no call needs an async executor. Time
 //! and threads come from the caller as [`Effects`].
 
-//pub mod access;
+pub mod access;
 pub mod channel;
 pub mod env;
 pub mod frame;
 pub mod link;
 pub mod provider;
 pub mod region;
-//pub mod remote;
+pub mod remote;
 
 mod effects;
 #[cfg(test)]

@@ -246,14 +246,20 @@ impl Actor for Conductor {
         })
     }
 
-    async fn handle(&self, _me: ActorRef<ConductorMsg>, message: ConductorMsg, state: &mut ConductorState) -> Result<(), ActorProcessingErr> {
+    async fn handle(
+        &self,
+        _me: ActorRef<ConductorMsg>,
+        message: ConductorMsg,
+        state: &mut ConductorState,
+    ) -> Result<(), ActorProcessingErr> {
         match message {
             ConductorMsg::Assembled(result) => state.assembled(*result).await,
             ConductorMsg::Notice(notice) => {
                 let order = &state.arguments.order;
                 let current = notice.key.instance == order.instance && notice.key.term == order.term && notice.key.epoch == order.epoch;
                 if let Some(stage) = order.plan.stages.get(notice.key.stage as usize).filter(|_| current) {
-                    let reason = format!("node {} lost layers {}–{}: {}", stage.name, stage.layers.start, stage.layers.end - 1, notice.reason);
+                    let reason =
+                        format!("node {} lost layers {}–{}: {}", stage.name, stage.layers.start, stage.layers.end - 1, notice.reason);
                     state.broke(Cause::Stage, reason);
                 }
             }
@@ -261,7 +267,12 @@ impl Actor for Conductor {
                 let holds = state.arguments.order.plan.nodes().any(|holder| holder == node);
                 if holds {
                     let (name, layers) = (state.name(node), state.layers(node));
-                    state.broke(Cause::Node, format!("node {name}, which held layers {layers}, is gone; the next request places the model on the nodes that are left"));
+                    state.broke(
+                        Cause::Node,
+                        format!(
+                            "node {name}, which held layers {layers}, is gone; the next request places the model on the nodes that are left"
+                        ),
+                    );
                 }
             }
             ConductorMsg::LeaseLost(lease, reason) => {

@@ -80,7 +80,11 @@ impl Order {
             members: self.members.clone(),
             stage: Some(stage.layers.clone()),
         };
-        self.plan.stages.iter().flat_map(|stage| stage.memory.by_purpose().map(move |(purpose, bytes)| (stage.node, spec(stage, purpose, bytes)))).collect()
+        self.plan
+            .stages
+            .iter()
+            .flat_map(|stage| stage.memory.by_purpose().map(move |(purpose, bytes)| (stage.node, spec(stage, purpose, bytes))))
+            .collect()
     }
 }
 
@@ -177,7 +181,9 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
         }
     });
     let loaded: Vec<LoadedStage> = join_all(load.collect::<Vec<_>>()).await.into_iter().collect::<Result<_, _>>()?;
-    if let Some((stage, odd)) = order.plan.stages.iter().zip(&loaded).find(|(_, l)| l.hidden != order.card.hidden || l.vocabulary != order.card.vocabulary) {
+    if let Some((stage, odd)) =
+        order.plan.stages.iter().zip(&loaded).find(|(_, l)| l.hidden != order.card.hidden || l.vocabulary != order.card.vocabulary)
+    {
         return Err(format!("node {} loaded a model of another shape (hidden {}, vocabulary {})", stage.name, odd.hidden, odd.vocabulary));
     }
 

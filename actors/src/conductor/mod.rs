@@ -8,9 +8,9 @@ pub mod journal;
 mod placement;
 
 pub use actor::{Conductor, ConductorArguments, ConductorMsg, ConductorState, StateSink};
-pub use files::LocalFiles;
 pub use assemble::{Assembled, Ground, Order};
+pub use files::LocalFiles;
 pub use placement::{
-    InstancesSink, Placement, PlacementActor, PlacementArguments, PlacementMsg, PlacementRefusal, PlacementReply, PlacementRequest, PlacementState, Prepared,
-    Schedulers,
+    InstancesSink, Placement, PlacementActor, PlacementArguments, PlacementMsg, PlacementRefusal, PlacementReply, PlacementRequest,
+    PlacementState, Prepared, Schedulers,
 };

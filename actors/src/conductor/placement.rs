@@ -13,8 +13,8 @@ use super::files::LocalFiles;
 use super::instance::{InstanceState, InstanceSummary, StageSummary};
 use super::journal;
 use crate::card::{ModelCard, NodeCard};
-use crate::countdown::Countdown;
 use crate::catalog::{Catalog, LocalModel};
+use crate::countdown::Countdown;
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
 use crate::membership::Membership;
 use crate::plan::{Goal, Link, LinkMatrix, Plan, PlanRequest, plan};
@@ -219,13 +219,17 @@ impl PlacementState {
             PlacementRequest::Unload(instance) => {
                 let Some(reply) = call.reply else { return };
                 let Some(held) = self.instances.get(instance) else {
-                    return reply.reply(Err(PlacementRefusal { reason: format!("node {:?} conducts no instance {instance:?}", self.arguments.ground.node) }));
+                    return reply.reply(Err(PlacementRefusal {
+                        reason: format!("node {:?} conducts no instance {instance:?}", self.arguments.ground.node),
+                    }));
                 };
                 let done = Box::new(move || reply.reply(Ok(PlacementReply::Done)));
                 // If the conductor has stopped, dropping the answer tells the caller.
                 let _ = held.conductor.cast(ConductorMsg::Unload(done));
             }
-            PlacementRequest::Load { model, goal, .. } | PlacementRequest::Plan { model, goal } => self.prepare(model.clone(), goal.clone(), call),
+            PlacementRequest::Load { model, goal, .. } | PlacementRequest::Plan { model, goal } => {
+                self.prepare(model.clone(), goal.clone(), call)
+            }
         }
     }
 
@@ -272,7 +276,9 @@ impl PlacementState {
             }
             return;
         }
-        let refuse = |call: Inbound<Placement>, reason: String| call.reply.into_iter().for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })));
+        let refuse = |call: Inbound<Placement>, reason: String| {
+            call.reply.into_iter().for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })))
+        };
         let (model, card, plans) = match result {
             Ok(found) => found,
             Err(reason) => return refuse(call, reason),
@@ -304,7 +310,11 @@ impl PlacementState {
             term,
             state: InstanceState::Leasing,
             context_tokens: plan.context_tokens,
-            stages: plan.stages.iter().map(|s| StageSummary { node: s.node, layers: s.layers.clone(), lease_bytes: s.memory.total() }).collect(),
+            stages: plan
+                .stages
+                .iter()
+                .map(|s| StageSummary { node: s.node, layers: s.layers.clone(), lease_bytes: s.memory.total() })
+                .collect(),
             decode_tok_s: plan.predicted.decode_tok_s,
             prefill_tok_s: plan.predicted.prefill_tok_s,
         };
@@ -400,7 +410,12 @@ impl Actor for PlacementActor {
         Ok(PlacementState { arguments, me, instances: BTreeMap::new(), last_counter: 0 })
     }
 
-    async fn handle(&self, _me: ActorRef<PlacementMsg>, message: PlacementMsg, state: &mut PlacementState) -> Result<(), ActorProcessingErr> {
+    async fn handle(
+        &self,
+        _me: ActorRef<PlacementMsg>,
+        message: PlacementMsg,
+        state: &mut PlacementState,
+    ) -> Result<(), ActorProcessingErr> {
         match message {
             PlacementMsg::Call(call) => state.call(call),
             PlacementMsg::Prepared(prepared) => state.prepared(*prepared).await,
@@ -426,7 +441,8 @@ impl Actor for PlacementActor {
         // A conductor stops by itself when its instance is gone. One that fails takes its instance with it: its leases
         // are not renewed any more and expire at their owners.
         if let ractor::SupervisionEvent::ActorFailed(cell, error) = event {
-            let failed: Vec<InstanceId> = state.instances.iter().filter(|(_, held)| held.conductor.get_id() == cell.get_id()).map(|(id, _)| *id).collect();
+            let failed: Vec<InstanceId> =
+                state.instances.iter().filter(|(_, held)| held.conductor.get_id() == cell.get_id()).map(|(id, _)| *id).collect();
             for instance in failed {
                 state.state(instance, InstanceState::Failed(format!("its conductor failed: {error}")), None);
             }

@@ -124,10 +124,7 @@ impl DiscoveryActor {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub async fn start(
-        arguments: DiscoveryArguments,
-        supervisor: Option<ActorCell>,
-    ) -> Result<ActorRef<DiscoveryMessage>, DiscoveryError> {
+    pub async fn start(arguments: DiscoveryArguments, supervisor: Option<ActorCell>) -> Result<ActorRef<DiscoveryMessage>, DiscoveryError> {
         let started = match supervisor {
             Some(supervisor) => Actor::spawn_linked(None, Self, arguments, supervisor).await,
             None => Actor::spawn(None, Self, arguments).await,
@@ -154,7 +151,11 @@ impl Actor for DiscoveryActor {
     type State = DiscoveryState;
     type Arguments = DiscoveryArguments;
 
-    async fn pre_start(&self, myself: ActorRef<DiscoveryMessage>, arguments: DiscoveryArguments) -> Result<Self::State, ActorProcessingErr> {
+    async fn pre_start(
+        &self,
+        myself: ActorRef<DiscoveryMessage>,
+        arguments: DiscoveryArguments,
+    ) -> Result<Self::State, ActorProcessingErr> {
         let env = &arguments.env;
         let now = env.clock.now();
         let seal = Seal::new(arguments.cluster.clone());
@@ -290,6 +291,7 @@ impl DiscoveryState {
             NetworkEvent::Connected(connected) => {
                 Input::Connected { peer: connected.peer, address: connected.address, dialled: connected.dialled }
             }
+            NetworkEvent::AlreadyConnected { peer, address } => Input::AlreadyConnected { peer, address },
             NetworkEvent::Disconnected { peer, .. } => Input::Disconnected { peer },
             NetworkEvent::DialFailed { address, reason } => Input::DialFailed { address, reason },
             NetworkEvent::Refused { peer, address, reason } => Input::Refused { peer, address, reason },

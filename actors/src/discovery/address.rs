@@ -68,8 +68,24 @@ pub(crate) fn is_local(ip: IpAddr) -> bool {
 /// Whether an interface is a container bridge, a tunnel or the like. Told by its name, as there is no portable flag.
 fn is_virtual(interface: &Interface) -> bool {
     const NAMES: [&str; 18] = [
-        "docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "tun", "tap", "utun", "wg", "tailscale", "zt", "ppp", "cni", "flannel",
-        "cali", "podman", "lxc",
+        "docker",
+        "br-",
+        "veth",
+        "virbr",
+        "vmnet",
+        "vboxnet",
+        "tun",
+        "tap",
+        "utun",
+        "wg",
+        "tailscale",
+        "zt",
+        "ppp",
+        "cni",
+        "flannel",
+        "cali",
+        "podman",
+        "lxc",
     ];
     interface.point_to_point || NAMES.iter().any(|name| interface.name.starts_with(name))
 }

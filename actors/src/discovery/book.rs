@@ -69,6 +69,8 @@ pub(crate) enum Input {
     Heard { peer: NodeId, incarnation: Option<Incarnation>, addresses: Vec<SocketAddr>, source: Source },
     /// A peer has passed the handshake.
     Connected { peer: NodeId, address: SocketAddr, dialled: bool },
+    /// A dial led to a peer that was connected already.
+    AlreadyConnected { peer: NodeId, address: SocketAddr },
     /// No connection to the peer is left.
     Disconnected { peer: NodeId },
     /// A dial came to nothing.
@@ -258,6 +260,7 @@ impl PeerBook {
                 self.note(now, peer, incarnation, addresses, source, &mut outputs);
             }
             Input::Connected { peer, address, dialled } => self.connected(now, peer, address::plain(address), dialled),
+            Input::AlreadyConnected { peer, address } => self.connected(now, peer, address::plain(address), true),
             Input::Disconnected { peer } => {
                 let courtesy = self.courtesy(peer);
                 if let Some(peer) = self.peers.get_mut(&peer) {
@@ -414,14 +417,7 @@ impl PeerBook {
         }
     }
 
-    fn refused(
-        &mut self,
-        now: Instant,
-        node: Option<NodeId>,
-        address: Option<SocketAddr>,
-        reason: String,
-        outputs: &mut Vec<Output>,
-    ) {
+    fn refused(&mut self, now: Instant, node: Option<NodeId>, address: Option<SocketAddr>, reason: String, outputs: &mut Vec<Output>) {
         let until = now + self.dice.jitter(REFUSED_PAUSE);
         if let Some(peer) = node.and_then(|node| self.peers.get_mut(&node)) {
             peer.refused = Some(until);
@@ -520,7 +516,8 @@ impl PeerBook {
     fn due_asked(&self) -> impl Iterator<Item = (SocketAddr, Instant)> {
         let open = self.asked.iter().filter(|(address, asked)| {
             // A connection that was made otherwise, to a peer that is known to be there, will do as well.
-            let leads_to = |node: &NodeId, peer: &Peer| asked.peer == Some(*node) || peer.spots.iter().any(|spot| spot.address == **address);
+            let leads_to =
+                |node: &NodeId, peer: &Peer| asked.peer == Some(*node) || peer.spots.iter().any(|spot| spot.address == **address);
             let connected = self.peers.iter().any(|(node, peer)| peer.connected && leads_to(node, peer));
             asked.peer != Some(self.me) && asked.spot.dialled.is_none() && !connected && !self.is_me(**address)
         });

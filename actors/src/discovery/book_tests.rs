@@ -149,6 +149,9 @@ fn a_given_address_is_dialled_until_it_answers_and_again_when_it_is_lost() {
     assert!(made.len() > 90, "a given address is not given up: {}", made.len());
     book.step(at(hour), Input::Connected { peer: node(1), address: address("10.0.0.9:1"), dialled: true });
     assert!(run_failing(&mut book, at(hour), at(hour + 60_000)).is_empty());
+    book.step(at(hour), Input::Ask(address("10.0.0.10:1")));
+    book.step(at(hour), Input::AlreadyConnected { peer: node(1), address: address("10.0.0.10:1") });
+    assert!(run_failing(&mut book, at(hour), at(hour + 60_000)).is_empty(), "another address of the same peer");
     book.step(at(hour + 60_000), Input::Disconnected { peer: node(1) });
     assert!(!run_failing(&mut book, at(hour + 60_000), at(hour + 65_000)).is_empty());
 }

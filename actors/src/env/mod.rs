@@ -47,7 +47,11 @@ impl Env {
     ///
     /// # Errors
     /// If the thread cannot be started, or panicked.
-    pub fn blocking<T: Send + 'static>(&self, name: &'static str, work: impl FnOnce() -> T + Send + 'static) -> BoxFuture<'static, Result<T, String>> {
+    pub fn blocking<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> BoxFuture<'static, Result<T, String>> {
         let (send, receive) = tokio::sync::oneshot::channel();
         let started = self.spawner.thread(name.to_owned(), Box::new(move || drop(send.send(work()))));
         Box::pin(async move {

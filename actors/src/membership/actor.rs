@@ -102,8 +102,7 @@ impl Membership {
             rtt: Some(Duration::ZERO),
         };
         let view = Arc::new(ClusterView { me, members: BTreeMap::from([(me, mine)]) });
-        let state =
-            State { actor: None, view, subscribers: BTreeMap::new(), next_subscriber: 0, watched: BTreeMap::new(), card };
+        let state = State { actor: None, view, subscribers: BTreeMap::new(), next_subscriber: 0, watched: BTreeMap::new(), card };
         Self { shared: Arc::new(Shared { me, state: Mutex::new(state) }) }
     }
 

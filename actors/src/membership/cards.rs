@@ -93,13 +93,7 @@ impl Swim {
         let known = self.members.get(&node).map(|member| member.claim.incarnation);
         if known.is_none_or(|known| known < card.incarnation) {
             // The card outran the news of its owner.
-            let claim = Update {
-                node,
-                incarnation: card.incarnation,
-                version: 0,
-                state: MemberState::Alive,
-                revision: card.revision,
-            };
+            let claim = Update { node, incarnation: card.incarnation, version: 0, state: MemberState::Alive, revision: card.revision };
             self.accept(now, from, claim);
         }
         let Some(member) = self.members.get_mut(&node) else { return };

@@ -67,7 +67,8 @@ mod tests {
         let mut gossip = Gossip::default();
         gossip.push(update(1, 0));
         gossip.push(update(1, 1));
-        let times = std::iter::from_fn(|| Some(gossip.take(100)).filter(|news| !news.is_empty())).inspect(|news| assert_eq!(news, &[update(1, 1)]));
+        let times =
+            std::iter::from_fn(|| Some(gossip.take(100)).filter(|news| !news.is_empty())).inspect(|news| assert_eq!(news, &[update(1, 1)]));
         assert_eq!(times.count(), 21);
     }
 }

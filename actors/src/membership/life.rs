@@ -10,7 +10,9 @@ const FILE: &str = "lives";
 
 /// Why a node got no incarnation.
 #[derive(Debug, thiserror::Error)]
-#[error("the file `{FILE}` in the node's folder cannot be read or written: {source}; a node cannot start without it, or its peers would take it for its former self")]
+#[error(
+    "the file `{FILE}` in the node's folder cannot be read or written: {source}; a node cannot start without it, or its peers would take it for its former self"
+)]
 pub struct LifeError {
     /// The system's words.
     #[from]

@@ -242,7 +242,13 @@ mod tests {
     #[test]
     fn precedence_is_that_of_swim_with_a_way_back() {
         use MemberState::{Alive, Dead, Left, Suspect};
-        for (better, worse) in [((0, Suspect), (0, Alive)), ((1, Alive), (0, Suspect)), ((0, Dead), (0, Suspect)), ((1, Alive), (0, Dead)), ((0, Left), (0, Dead))] {
+        for (better, worse) in [
+            ((0, Suspect), (0, Alive)),
+            ((1, Alive), (0, Suspect)),
+            ((0, Dead), (0, Suspect)),
+            ((1, Alive), (0, Dead)),
+            ((0, Left), (0, Dead)),
+        ] {
             assert!(update(better.0, better.1).beats(&update(worse.0, worse.1)));
             assert!(!update(worse.0, worse.1).beats(&update(better.0, better.1)));
         }

@@ -4,6 +4,8 @@
 
 mod actor;
 mod cards;
+#[cfg(test)]
+mod cluster_tests;
 mod gossip;
 mod life;
 mod message;

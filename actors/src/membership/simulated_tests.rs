@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::Timing;
 use super::message::{Message, test_card};
 use super::swim::{Input, Output, Swim};
 use super::view::{MemberEvent, MemberState};
-use super::Timing;
 use crate::dice::Dice;
 use crate::env::Instant;
 use crate::ids::{Incarnation, NodeId};
@@ -342,7 +342,8 @@ fn a_restarted_node_replaces_its_old_self_at_once() {
         network.run(at(2300));
         network.assert_converged();
         for observer in [0, 1, 2, 4, 5] {
-            let told: Vec<MemberEvent> = network.hosts[observer].events.iter().map(|(_, event)| *event).filter(|event| event.node() == id(3)).collect();
+            let told: Vec<MemberEvent> =
+                network.hosts[observer].events.iter().map(|(_, event)| *event).filter(|event| event.node() == id(3)).collect();
             let dead = told.iter().position(|event| *event == MemberEvent::Dead { node: id(3), incarnation: Incarnation(1) });
             let joined = told.iter().position(|event| *event == MemberEvent::Joined { node: id(3), incarnation: Incarnation(2) });
             assert!(dead.is_some() && dead < joined, "{told:?}");

@@ -192,13 +192,8 @@ impl Swim {
     pub(crate) fn new(now: Instant, timing: Timing, mut card: NodeCard, seed: u64) -> Self {
         message::fit(&mut card);
         let mut dice = Dice::new(seed);
-        let my_claim = Update {
-            node: card.node,
-            incarnation: card.incarnation,
-            version: 0,
-            state: MemberState::Alive,
-            revision: card.revision,
-        };
+        let my_claim =
+            Update { node: card.node, incarnation: card.incarnation, version: 0, state: MemberState::Alive, revision: card.revision };
         let first = now + Duration::from_nanos(dice.below(timing.round.as_nanos() as u64));
         Self {
             timing,

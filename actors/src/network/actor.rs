@@ -137,7 +137,10 @@ impl NetworkHandle {
 impl fmt::Debug for NetworkHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
-        f.debug_struct("NetworkHandle").field("listening", &state.listening).field("connected", &state.connected.keys()).finish_non_exhaustive()
+        f.debug_struct("NetworkHandle")
+            .field("listening", &state.listening)
+            .field("connected", &state.connected.keys())
+            .finish_non_exhaustive()
     }
 }
 

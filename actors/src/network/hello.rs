@@ -87,10 +87,14 @@ impl Refusal {
         let peer = peer.short();
         match (self, by_us) {
             (Self::NeedsKey, true) => {
-                format!("this cluster needs a key, and node {peer} has none: start that node with `--key` and this cluster's key to let it in")
+                format!(
+                    "this cluster needs a key, and node {peer} has none: start that node with `--key` and this cluster's key to let it in"
+                )
             }
             (Self::NeedsKey, false) => {
-                format!("this cluster needs a key: node {peer} belongs to a private cluster; start this node with `--key` and the same key to join it")
+                format!(
+                    "this cluster needs a key: node {peer} belongs to a private cluster; start this node with `--key` and the same key to join it"
+                )
             }
             (Self::NoKeyHere, true) => format!(
                 "this node has no key but the peer's cluster does: start this node with `--key` and the key of node {peer}, or that node without a key"
@@ -98,7 +102,9 @@ impl Refusal {
             (Self::NoKeyHere, false) => format!(
                 "node {peer} has no key but this cluster does: start that node with `--key` and this cluster's key, or this node without a key"
             ),
-            (Self::WrongKey, _) => format!("wrong key: node {peer} has another cluster key than this node; start both with the same `--key`"),
+            (Self::WrongKey, _) => {
+                format!("wrong key: node {peer} has another cluster key than this node; start both with the same `--key`")
+            }
             (Self::Version(_), true) => format!(
                 "node {peer} speaks another wire version than this node, which speaks {our_wire}: install the same version of shoal on both"
             ),
@@ -110,7 +116,9 @@ impl Refusal {
 /// What to say about a peer of another wire version.
 pub(super) fn other_version(peer: &str, theirs: u32, ours: u32) -> String {
     let older = if theirs < ours { "that node" } else { "this node" };
-    format!("node {peer} speaks wire version {theirs} and this node speaks {ours}: update shoal on {older}, so that both run the same version")
+    format!(
+        "node {peer} speaks wire version {theirs} and this node speaks {ours}: update shoal on {older}, so that both run the same version"
+    )
 }
 
 /// Whether two nodes that greet each other can be of one cluster; if not, what `ours` says to the other.

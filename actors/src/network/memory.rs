@@ -11,8 +11,8 @@ use super::hello::{Refusal, judge, other_version};
 use super::queue::FrameQueue;
 use crate::card::WIRE_VERSION;
 use crate::env::{
-    BoxFuture, Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink,
-    SendError,
+    BoxFuture, Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory,
+    NetworkSink, SendError,
 };
 use crate::ids::NodeId;
 use crate::secret::ClusterKey;
@@ -169,7 +169,10 @@ impl Drop for Idle<'_> {
 impl fmt::Debug for MemoryExchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
-        f.debug_struct("MemoryExchange").field("nodes", &state.nodes.keys()).field("undelivered", &state.events.len()).finish_non_exhaustive()
+        f.debug_struct("MemoryExchange")
+            .field("nodes", &state.nodes.keys())
+            .field("undelivered", &state.events.len())
+            .finish_non_exhaustive()
     }
 }
 

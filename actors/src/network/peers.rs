@@ -140,8 +140,7 @@ impl<C: Copy + Ord> Peers<C> {
     /// This node wants to be rid of a peer.
     pub(super) fn disconnect(&mut self, peer: NodeId, drain: bool) -> Vec<Output<C>> {
         let current = self.current.remove(&peer);
-        let leave =
-            current.map(|(connection, _)| Output::Leave { connection, peer, reason: DisconnectReason::Requested, drain });
+        let leave = current.map(|(connection, _)| Output::Leave { connection, peer, reason: DisconnectReason::Requested, drain });
         let waiting: Vec<C> = self.waiting.iter().filter(|(_, other)| other.peer == peer).map(|(connection, _)| *connection).collect();
         for connection in &waiting {
             self.waiting.remove(connection);

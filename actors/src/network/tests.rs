@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::card::WIRE_VERSION;
 use crate::env::{
-    Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink, SendError,
-    SystemClock, SystemRng, SystemSpawner,
+    Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink,
+    SendError, SystemClock, SystemRng, SystemSpawner,
 };
 use crate::ids::NodeId;
 use crate::secret::{ClusterKey, Identity};

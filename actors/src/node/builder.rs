@@ -14,7 +14,10 @@ use super::{Node, parts};
 use crate::catalog::CatalogSettings;
 use crate::compute::EngineCompute;
 use crate::discovery::beacon::SystemBeacon;
-use crate::env::{Beacon, Clock, Compute, DirectoryStorage, Env, MemoryStorage, NetworkFactory, Rng, Spawner, Storage, SystemClock, SystemRng, SystemSpawner};
+use crate::env::{
+    Beacon, Clock, Compute, DirectoryStorage, Env, MemoryStorage, NetworkFactory, Rng, Spawner, Storage, SystemClock, SystemRng,
+    SystemSpawner,
+};
 use crate::ids::Incarnation;
 use crate::network::Libp2pNetwork;
 use crate::secret::{ClusterKey, Identity};
@@ -173,9 +176,8 @@ impl NodeBuilder {
 
         let facts = Facts::read();
         let threads = self.threads.unwrap_or_else(|| facts.cores.max(1));
-        let compute = self.compute.unwrap_or_else(|| {
-            Arc::new(EngineCompute::new(vec![survey::processor(&*clock, threads)], Arc::clone(&clock)))
-        });
+        let compute =
+            self.compute.unwrap_or_else(|| Arc::new(EngineCompute::new(vec![survey::processor(&*clock, threads)], Arc::clone(&clock))));
         let offered = self.memory.unwrap_or_else(|| survey::default_offer(&facts.memory));
         let incarnation = Incarnation(rng.next_u64("incarnation"));
         let mut card = facts.card(identity.node(), incarnation, offered, compute.devices());
@@ -219,9 +221,11 @@ impl Folder {
         let path = match self {
             Self::Memory => return Ok((Arc::new(MemoryStorage::default()), None)),
             Self::At(path) => path,
-            Self::Default => directories::ProjectDirs::from("", "", "shoal").map(|folders| folders.data_dir().to_owned()).ok_or_else(|| {
-                StartError::DataFolder { folder: "of the user".to_owned(), reason: "this user has no home folder".to_owned() }
-            })?,
+            Self::Default => {
+                directories::ProjectDirs::from("", "", "shoal").map(|folders| folders.data_dir().to_owned()).ok_or_else(|| {
+                    StartError::DataFolder { folder: "of the user".to_owned(), reason: "this user has no home folder".to_owned() }
+                })?
+            }
         };
         let unusable = |error: std::io::Error| StartError::DataFolder { folder: path.display().to_string(), reason: error.to_string() };
         let storage = DirectoryStorage::open(&path).map_err(unusable)?;

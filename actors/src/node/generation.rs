@@ -123,7 +123,9 @@ impl Generation {
             let read = GenerateCall::Read { instance: self.instance, request: self.request, after: self.after };
             let chunk = match self.remote.call(read, READ_WAIT + READ_SLACK).await {
                 Ok(Ok(GenerateReply::Chunk(chunk))) => chunk,
-                Ok(Ok(_)) => return Some(Err(self.broken(GenerateError::Broken("the conductor gave an answer to another question".to_owned())))),
+                Ok(Ok(_)) => {
+                    return Some(Err(self.broken(GenerateError::Broken("the conductor gave an answer to another question".to_owned()))));
+                }
                 Ok(Err(refusal)) => return Some(Err(self.broken(refusal.into()))),
                 Err(error) => return Some(Err(self.broken(GenerateError::Unreachable(error)))),
             };

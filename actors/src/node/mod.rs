@@ -249,7 +249,8 @@ impl Node {
 
     fn unknown(&self, model: &str) -> NodeError {
         let view = self.view();
-        let mut on_disk: Vec<String> = view.alive().flat_map(|(_, member)| member.card.models.iter().map(|model| model.name.clone())).collect();
+        let mut on_disk: Vec<String> =
+            view.alive().flat_map(|(_, member)| member.card.models.iter().map(|model| model.name.clone())).collect();
         on_disk.sort();
         on_disk.dedup();
         NodeError::UnknownModel { model: model.to_owned(), on_disk }

@@ -189,7 +189,8 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
         models: Arc::new(move |sha256| find.path(&store, sha256)),
         threads: settings.threads,
     };
-    let (worker, _) = Actor::spawn_linked(None, Workers, arguments, supervisor.get_cell()).await.map_err(|e| part("the stage workers")(e.to_string()))?;
+    let (worker, _) =
+        Actor::spawn_linked(None, Workers, arguments, supervisor.get_cell()).await.map_err(|e| part("the stage workers")(e.to_string()))?;
     let _ = supervisor.cast(SupervisorMsg::Vital(worker.get_id()));
     *workers.lock().unwrap_or_else(PoisonError::into_inner) = Some(worker.clone());
     services.serve_actor::<Stages, _>(worker.clone()).map_err(|e| part("the stage workers")(e.to_string()))?;
@@ -367,10 +368,20 @@ impl Actor for NodeSupervisor {
     type Arguments = SupervisorArguments;
 
     async fn pre_start(&self, _me: ActorRef<SupervisorMsg>, arguments: SupervisorArguments) -> Result<SupervisorState, ActorProcessingErr> {
-        Ok(SupervisorState { supervision: Supervision::new(arguments.env.clock), ended: arguments.ended, vital: Vec::new(), stopping: false })
+        Ok(SupervisorState {
+            supervision: Supervision::new(arguments.env.clock),
+            ended: arguments.ended,
+            vital: Vec::new(),
+            stopping: false,
+        })
     }
 
-    async fn handle(&self, me: ActorRef<SupervisorMsg>, message: SupervisorMsg, state: &mut SupervisorState) -> Result<(), ActorProcessingErr> {
+    async fn handle(
+        &self,
+        me: ActorRef<SupervisorMsg>,
+        message: SupervisorMsg,
+        state: &mut SupervisorState,
+    ) -> Result<(), ActorProcessingErr> {
         match message {
             SupervisorMsg::Add(spec, reply) => {
                 let result = state.supervision.start(&me.get_cell(), *spec).await;

@@ -371,7 +371,12 @@ impl Actor for SchedulerActor {
         })
     }
 
-    async fn handle(&self, _me: ActorRef<SchedulerMsg>, message: SchedulerMsg, state: &mut SchedulerState) -> Result<(), ActorProcessingErr> {
+    async fn handle(
+        &self,
+        _me: ActorRef<SchedulerMsg>,
+        message: SchedulerMsg,
+        state: &mut SchedulerState,
+    ) -> Result<(), ActorProcessingErr> {
         match message {
             SchedulerMsg::Call(call) => state.call(call),
             SchedulerMsg::Answer(tokens) => state.answer(tokens),

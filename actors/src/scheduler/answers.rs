@@ -103,7 +103,14 @@ impl<R> Answers<R> {
     }
 
     /// Adds a token. Readers that waited for it are answered through `send`.
-    pub fn push(&mut self, id: RequestId, token: u32, logprob: Option<f32>, top: Vec<(u32, f32)>, send: &mut dyn FnMut(R, Chunk)) -> Pushed {
+    pub fn push(
+        &mut self,
+        id: RequestId,
+        token: u32,
+        logprob: Option<f32>,
+        top: Vec<(u32, f32)>,
+        send: &mut dyn FnMut(R, Chunk),
+    ) -> Pushed {
         let Some(answer) = self.answers.get_mut(&id) else { return Pushed::More };
         if answer.stopped || answer.end.is_some() {
             return Pushed::More;
@@ -235,7 +242,13 @@ mod tests {
 
     fn answers(stop: &[&str]) -> Answers<u32> {
         let mut answers = Answers::default();
-        answers.open(at(0), ID, 3, Box::<Bytes>::default(), StopMatcher::new(stop.iter().map(|s| (*s).to_owned()).collect()).expect("short"));
+        answers.open(
+            at(0),
+            ID,
+            3,
+            Box::<Bytes>::default(),
+            StopMatcher::new(stop.iter().map(|s| (*s).to_owned()).collect()).expect("short"),
+        );
         answers
     }
 
@@ -262,7 +275,10 @@ mod tests {
         answers.read(at(0), ID, 1, 2, &mut send).expect("known");
         answers.finish(at(0), ID, Finish::Stop, Timing::default(), &mut send);
         answers.read(at(0), ID, 3, 3, &mut send).expect("known");
-        assert_eq!(sent.iter().map(|(reader, chunk)| (*reader, chunk.tokens.len(), chunk.end.is_some())).collect::<Vec<_>>(), [(1, 1, false), (2, 2, false), (3, 0, true)]);
+        assert_eq!(
+            sent.iter().map(|(reader, chunk)| (*reader, chunk.tokens.len(), chunk.end.is_some())).collect::<Vec<_>>(),
+            [(1, 1, false), (2, 2, false), (3, 0, true)]
+        );
         assert_eq!(text(&sent), "hé");
         assert_eq!(answers.read(at(0), RequestId(9), 0, 4, &mut |_, _| {}), Err(4));
     }

@@ -323,8 +323,12 @@ impl Scheduler {
             let Some(number) = free_number else { return };
             let Some(sequence) = self.sequences.get(&key) else { return };
             // The whole prompt and one token more must fit, beside what the admitted ones have still to send.
-            let promised: usize =
-                self.running.iter().filter_map(|k| self.sequences.get(k)).map(|s| self.pages_of(s.tokens.len() + 1) - self.pages_of(s.sent)).sum();
+            let promised: usize = self
+                .running
+                .iter()
+                .filter_map(|k| self.sequences.get(k))
+                .map(|s| self.pages_of(s.tokens.len() + 1) - self.pages_of(s.sent))
+                .sum();
             if self.pages_of(sequence.tokens.len() + 1) + promised > self.free_pages {
                 return;
             }

@@ -223,7 +223,16 @@ proptest! {
 }
 
 fn config() -> SchedulerConfig {
-    SchedulerConfig { depth: 1, rows_max: 8, chunk_rows: 8, sequences_max: 4, pages: 64, page_tokens: PAGE, context_tokens: 64, requests_max: 3 }
+    SchedulerConfig {
+        depth: 1,
+        rows_max: 8,
+        chunk_rows: 8,
+        sequences_max: 4,
+        pages: 64,
+        page_tokens: PAGE,
+        context_tokens: 64,
+        requests_max: 3,
+    }
 }
 
 #[test]
@@ -270,7 +279,10 @@ fn the_queue_is_bounded_and_says_so() {
     scheduler.submit(Instant::ZERO, work(0, vec![1], 1)).expect("the same id is the same request");
     assert_eq!(scheduler.submit(Instant::ZERO, work(9, vec![1], 1)), Err(SubmitError::Busy { waiting: 3 }));
     assert_eq!(Scheduler::new(config()).submit(Instant::ZERO, work(9, vec![], 1)), Err(SubmitError::Empty));
-    assert!(matches!(Scheduler::new(config()).submit(Instant::ZERO, work(9, vec![1; 64], 1)), Err(SubmitError::TooLong { prompt: 64, context: 64 })));
+    assert!(matches!(
+        Scheduler::new(config()).submit(Instant::ZERO, work(9, vec![1; 64], 1)),
+        Err(SubmitError::TooLong { prompt: 64, context: 64 })
+    ));
 }
 
 #[test]

@@ -337,14 +337,13 @@ impl Services {
         }
     }
 
-    pub(super) async fn call<S: Service>(
-        &self,
-        node: NodeId,
-        request: S::Request,
-        deadline: Duration,
-    ) -> Result<S::Reply, CallError> {
+    pub(super) async fn call<S: Service>(&self, node: NodeId, request: S::Request, deadline: Duration) -> Result<S::Reply, CallError> {
         let until = self.inner.clock.now() + deadline;
-        if node == self.inner.node { self.call_here::<S>(request, deadline, until).await } else { self.call_peer::<S>(node, request, deadline, until).await }
+        if node == self.inner.node {
+            self.call_here::<S>(request, deadline, until).await
+        } else {
+            self.call_peer::<S>(node, request, deadline, until).await
+        }
     }
 
     async fn call_here<S: Service>(&self, request: S::Request, waited: Duration, until: Instant) -> Result<S::Reply, CallError> {

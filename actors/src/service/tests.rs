@@ -233,7 +233,10 @@ fn what_cannot_be_read_is_said_or_ends_the_connection() {
     services.on_event(&frame(call(Doubler::ID).encode_with(&77_u8).unwrap()));
     services.on_event(&frame(call(ServiceId::user(9)).encode_with(&77_u8).unwrap()));
     let said = network.take();
-    assert!(matches!(&said[..], [Header::Fault { fault: Fault::Malformed(_), .. }, Header::Fault { fault: Fault::UnknownService, .. }]), "{said:?}");
+    assert!(
+        matches!(&said[..], [Header::Fault { fault: Fault::Malformed(_), .. }, Header::Fault { fault: Fault::UnknownService, .. }]),
+        "{said:?}"
+    );
     assert_eq!(*network.0.disconnected.lock().unwrap(), []);
     services.on_event(&frame(Bytes::from_static(&[200, 1, 2])));
     assert_eq!(*network.0.disconnected.lock().unwrap(), [PEER]);

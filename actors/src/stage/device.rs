@@ -109,8 +109,21 @@ fn split(mut arguments: DeviceArguments) -> (DeviceArguments, Events) {
 }
 
 fn drive(arguments: DeviceArguments, events: &Events) -> Result<(), String> {
-    let DeviceArguments { clock, compute, links, path, spec, options, sequences_max, fence, upstream, upstream_slot_bytes, downstream, stop, .. } =
-        arguments;
+    let DeviceArguments {
+        clock,
+        compute,
+        links,
+        path,
+        spec,
+        options,
+        sequences_max,
+        fence,
+        upstream,
+        upstream_slot_bytes,
+        downstream,
+        stop,
+        ..
+    } = arguments;
     let begun = clock.now();
     let stage = compute.load(&path, &spec, &options).map_err(|error| error.to_string())?;
     let (pages, _) = stage.pages();
@@ -133,13 +146,21 @@ fn drive(arguments: DeviceArguments, events: &Events) -> Result<(), String> {
     stop.watch(&link);
     let down = channel::sender(link, fence, TensorLinks::options(to.slot_bytes), links.effects()).map_err(|error| error.to_string())?;
     events(DeviceEvent::Linked);
-    let link = upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
+    let link =
+        upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
     stop.watch(&link);
-    let up = channel::receiver(link, fence, TensorLinks::options(upstream_slot_bytes), links.effects()).map_err(|error| error.to_string())?;
+    let up =
+        channel::receiver(link, fence, TensorLinks::options(upstream_slot_bytes), links.effects()).map_err(|error| error.to_string())?;
     steps(StageMachine::new(stage, options.rows_max, sequences_max), up, down, &links, &stop)
 }
 
-fn steps(mut machine: StageMachine, mut up: channel::Receiver, mut down: channel::Sender, links: &TensorLinks, stop: &Stop) -> Result<(), String> {
+fn steps(
+    mut machine: StageMachine,
+    mut up: channel::Receiver,
+    mut down: channel::Sender,
+    links: &TensorLinks,
+    stop: &Stop,
+) -> Result<(), String> {
     let effects = links.effects();
     let mut out = Vec::new();
     while !stop.asked() {

@@ -117,11 +117,13 @@ impl Port {
     /// [`LinkFailure`] or what kept a channel from opening, in words.
     pub fn connect(links: &TensorLinks, plan: PortPlan) -> Result<(PortSender, Self), String> {
         let words = |error: &dyn fmt::Display| error.to_string();
-        let first = links.dial(plan.first, &plan.first_endpoints, &plan.first_ticket, plan.step_bytes).map_err(|e: LinkFailure| words(&e))?;
+        let first =
+            links.dial(plan.first, &plan.first_endpoints, &plan.first_ticket, plan.step_bytes).map_err(|e: LinkFailure| words(&e))?;
         let last = plan.last.accept(links.effects().after(LINK_TIMEOUT)).map_err(|e| format!("the last stage did not connect: {e}"))?;
         let closer = PortCloser(vec![LinkCloser::new(&first), LinkCloser::new(&last)]);
         let sender = channel::sender(first, plan.fence, TensorLinks::options(plan.step_bytes), links.effects()).map_err(|e| words(&e))?;
-        let receiver = channel::receiver(last, plan.fence, TensorLinks::options(plan.token_bytes), links.effects()).map_err(|e| words(&e))?;
+        let receiver =
+            channel::receiver(last, plan.fence, TensorLinks::options(plan.token_bytes), links.effects()).map_err(|e| words(&e))?;
         let depth = plan.depth + 1;
         let (steps, queue) = mpsc::sync_channel(depth);
         Ok((PortSender { queue: steps, depth }, Self { sender, receiver, closer, queue }))

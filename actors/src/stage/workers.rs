@@ -13,7 +13,9 @@ use shoal_transport::provider::{Endpoint, Ticket};
 
 use super::device::{self, DeviceArguments, DeviceEvent, Stop};
 use super::links::TensorLinks;
-use super::service::{LinkStage, LoadStage, LoadedStage, StageKey, StageNotice, StageNotices, StageRefusal, StageReply, StageRequest, Stages};
+use super::service::{
+    LinkStage, LoadStage, LoadedStage, StageKey, StageNotice, StageNotices, StageRefusal, StageReply, StageRequest, Stages,
+};
 use crate::countdown::Countdown;
 use crate::env::Env;
 use crate::ids::{LeaseId, NodeId};
@@ -183,8 +185,9 @@ impl WorkersState {
         if weights == 0 || kv < load.kv_bytes {
             return Err(format!("leases of {weights} bytes for weights and {kv} bytes for keys and values do not pay for the stage"));
         }
-        let path = (self.arguments.models)(&load.sha256)
-            .ok_or_else(|| format!("this node does not have {} (sha256 {}) on disk; `shoal pull {}` there", load.model, load.sha256, load.model))?;
+        let path = (self.arguments.models)(&load.sha256).ok_or_else(|| {
+            format!("this node does not have {} (sha256 {}) on disk; `shoal pull {}` there", load.model, load.sha256, load.model)
+        })?;
         let (endpoints, ticket, upstream) = self.arguments.links.expect(load.from, load.slot_bytes).map_err(|error| error.to_string())?;
         let (downstream, links) = mpsc::channel();
         let stop = Arc::new(Stop::default());

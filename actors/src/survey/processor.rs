@@ -37,9 +37,9 @@ pub(super) fn card(clock: &dyn Clock, threads: u32) -> DeviceCard {
 
 fn name() -> String {
     let refresh = sysinfo::RefreshKind::nothing().with_cpu(sysinfo::CpuRefreshKind::nothing());
-    let brand = sysinfo::System::new_with_specifics(refresh).ok().and_then(|system| {
-        system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).filter(|brand| !brand.is_empty())
-    });
+    let brand = sysinfo::System::new_with_specifics(refresh)
+        .ok()
+        .and_then(|system| system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).filter(|brand| !brand.is_empty()));
     brand.unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH))
 }
 
@@ -49,7 +49,21 @@ fn features() -> Vec<&'static str> {
     macro_rules! present {
         ($($name:tt),*) => { [$(($name, is_x86_feature_detected!($name))),*] };
     }
-    let all = present!("sse4.1", "avx", "avx2", "fma", "f16c", "bmi2", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512vnni", "avx512bf16", "avx512fp16");
+    let all = present!(
+        "sse4.1",
+        "avx",
+        "avx2",
+        "fma",
+        "f16c",
+        "bmi2",
+        "avxvnni",
+        "avx512f",
+        "avx512bw",
+        "avx512vl",
+        "avx512vnni",
+        "avx512bf16",
+        "avx512fp16"
+    );
     all.into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect()
 }
 
@@ -59,7 +73,11 @@ fn features() -> Vec<&'static str> {
     macro_rules! present {
         ($($name:tt),*) => { [$(($name, std::arch::is_aarch64_feature_detected!($name))),*] };
     }
-    present!("neon", "dotprod", "fp16", "bf16", "i8mm", "sve", "sve2").into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect()
+    present!("neon", "dotprod", "fp16", "bf16", "i8mm", "sve", "sve2")
+        .into_iter()
+        .filter(|(_, there)| *there)
+        .map(|(name, _)| name)
+        .collect()
 }
 
 /// Instruction sets that matter to the engine and are there.

@@ -8,5 +8,7 @@ mod actor;
 mod matrix;
 mod table;
 
-pub use actor::{BandwidthError, Links, LinksReply, LinksRequest, Topology, TopologyActor, TopologyArguments, TopologyError, TopologyMessage};
+pub use actor::{
+    BandwidthError, Links, LinksReply, LinksRequest, Topology, TopologyActor, TopologyArguments, TopologyError, TopologyMessage,
+};
 pub use matrix::{LinkMatrix, LinkMeasure};

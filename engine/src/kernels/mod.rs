@@ -13,6 +13,8 @@ mod batch;
 mod cpu;
 mod plain;
 mod rotation;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub use batch::{Batch, Run};
 #[cfg(test)]
@@ -25,10 +27,16 @@ use burn::backend::{Backend, Dispatch};
 
 use crate::config::Activation;
 use crate::gguf::TensorView;
+use crate::quant::BlockType;
 use cpu::{PackedMatrix, Pages};
 
 /// Tokens of one KV page.
 pub const PAGE_TOKENS: usize = 32;
+
+/// Memory that a matrix takes on the CPU backend, in bytes; `None` for types that it cannot compute with.
+pub fn matrix_bytes(block: BlockType, rows: usize, columns: usize) -> Option<u64> {
+    PackedMatrix::bytes_for(block, rows, columns)
+}
 
 /// Why a part of a layer cannot be held.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -193,10 +201,15 @@ pub trait Kernels: Backend {
         plain::embed::<Self>(device, table, tokens, scale)
     }
 
-    /// `x` normalised, and its product with each matrix.
-    fn project(work: &mut Workspace, x: &FloatTensor<Self>, norm: &Norm<Self>, linears: &[&Linear<Self>]) -> Vec<FloatTensor<Self>> {
+    /// `x` normalised, and its products with the matrices of queries, keys and values.
+    fn project(
+        work: &mut Workspace,
+        x: &FloatTensor<Self>,
+        norm: &Norm<Self>,
+        queries_keys_values: [&Linear<Self>; 3],
+    ) -> [FloatTensor<Self>; 3] {
         let _ = work;
-        plain::project::<Self>(x, norm, linears)
+        plain::project::<Self>(x, norm, queries_keys_values)
     }
 
     /// Normalises heads of queries and keys if there are `norms` for them, turns them by their positions' angles, stores keys and

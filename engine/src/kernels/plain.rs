@@ -88,9 +88,9 @@ fn linear<B: Backend>(x: FloatTensor<B>, linear: &Linear<B>) -> FloatTensor<B> {
     }
 }
 
-pub(super) fn project<B: Backend>(x: &FloatTensor<B>, before: &Norm<B>, linears: &[&Linear<B>]) -> Vec<FloatTensor<B>> {
+pub(super) fn project<B: Backend>(x: &FloatTensor<B>, before: &Norm<B>, linears: [&Linear<B>; 3]) -> [FloatTensor<B>; 3] {
     let x = norm(x.clone(), 2, before);
-    linears.iter().map(|one| linear(x.clone(), one)).collect()
+    linears.map(|one| linear(x.clone(), one))
 }
 
 pub(super) fn project_add<B: Backend>(

@@ -43,8 +43,10 @@ pub(super) struct Decoder<B: Kernels> {
     /// One for each layer.
     pub(super) kv: Vec<KvLayer<B>>,
     pub(super) book: PageBook,
-    /// Of layers that see everything, and of layers with a window.
-    pub(super) frequencies: [Vec<f32>; 2],
+    /// Of layers that see everything.
+    pub(super) frequencies: Vec<f32>,
+    /// Of layers with a window, if the stage has any.
+    pub(super) window_frequencies: Option<Vec<f32>>,
     pub(super) rows_max: usize,
     pub(super) context: usize,
     pub(super) weight_bytes: u64,
@@ -83,26 +85,17 @@ impl<B: Kernels> Decoder<B> {
         Ok(())
     }
 
-    /// Angles for layers without and with a window; only what the stage's layers use.
-    fn rotations(&self, batch: &Batch) -> [Option<Rotation>; 2] {
-        let ropes = [&self.config.rope, &self.config.window_rope];
-        [false, true].map(|windowed| {
-            let used = self.layers.iter().any(|layer| layer.attention.window.is_some() == windowed);
-            let which = usize::from(windowed);
-            used.then(|| Rotation::new(ropes[which], &self.frequencies[which], batch.positions()))
-        })
-    }
-
     /// Runs the layers over rows of activations.
     fn run_layers(&mut self, mut x: FloatTensor<B>, batch: &Batch) -> FloatTensor<B> {
-        let rotations = self.rotations(batch);
+        let full = Rotation::new(&self.config.rope, &self.frequencies, batch.positions());
+        let windowed =
+            (self.window_frequencies.as_ref()).map(|frequencies| Rotation::new(&self.config.window_rope, frequencies, batch.positions()));
         let work = &mut self.work;
         for (layer, kv) in self.layers.iter().zip(&mut self.kv) {
-            let Some(rotation) = &rotations[usize::from(layer.attention.window.is_some())] else { continue };
-            let projections = B::project(work, &x, &layer.attention_norm, &[&layer.query, &layer.key, &layer.value]);
-            let [queries, keys, values] = projections.as_slice() else { continue };
+            let rotation = layer.attention.window.and(windowed.as_ref()).unwrap_or(&full);
+            let [queries, keys, values] = B::project(work, &x, &layer.attention_norm, [&layer.query, &layer.key, &layer.value]);
             let norms = [layer.query_norm.as_ref(), layer.key_norm.as_ref()];
-            let attended = B::attend(work, [queries, keys, values], &layer.attention, norms, rotation, batch, kv);
+            let attended = B::attend(work, [&queries, &keys, &values], &layer.attention, norms, rotation, batch, kv);
             x = B::project_add(work, &attended, &layer.output, layer.post_attention_norm.as_ref(), x);
             let gated = B::gated(work, &x, &layer.feed_forward_norm, &layer.gate);
             x = B::project_add(work, &gated, &layer.down, layer.post_feed_forward_norm.as_ref(), x);

@@ -109,6 +109,7 @@ pub(super) fn load_on<B: Kernels>(
         None
     };
     let weight_bytes = loader.bytes;
+    let window_frequencies = config.windows[layers.clone()].iter().any(Option::is_some).then(|| config.window_rope.frequencies());
     let kv = layers
         .map(|_| B::kv_layer(&device, kv_shape))
         .collect::<Result<Vec<_>, _>>()
@@ -124,7 +125,8 @@ pub(super) fn load_on<B: Kernels>(
         head,
         kv,
         book: PageBook::new(kv_shape.pages as u32),
-        frequencies: [config.rope.frequencies(), config.window_rope.frequencies()],
+        frequencies: config.rope.frequencies(),
+        window_frequencies,
         rows_max: options.rows_max,
         context: options.context_tokens as usize,
         weight_bytes,

@@ -78,6 +78,11 @@ impl fmt::Debug for Received<'_> {
     }
 }
 
+fn look((header, slot): &(FrameHeader, Slot)) -> Received<'_> {
+    let bytes = usize::try_from(header.length).unwrap_or(0);
+    Received { header, payload: &slot.as_slice()[HEADER_BYTES..HEADER_BYTES + bytes] }
+}
+
 impl Receiver {
     pub(super) fn new(half: Half) -> Self {
         Self { half, held: None }
@@ -95,9 +100,7 @@ impl Receiver {
             let Some(inbox) = &mut state.inbox else { return Err(Broken::Direction.into()) };
             if let Some(message) = inbox.ready.pop_front() {
                 drop(state);
-                let (header, slot) = self.held.insert(message);
-                let bytes = usize::try_from(header.length).unwrap_or(0);
-                return Ok(Received { header, payload: &slot.as_slice()[HEADER_BYTES..HEADER_BYTES + bytes] });
+                return Ok(look(self.held.insert(message)));
             }
             if let Some(theirs) = inbox.ahead.take() {
                 return Err(RecvError::Ahead { armed: inbox.machine.fence(), theirs });

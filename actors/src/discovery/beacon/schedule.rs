@@ -132,12 +132,8 @@ impl Schedule {
         }
         let mut address = from;
         address.set_port(hello.port);
-        let mut actions = vec![Action::Found {
-            peer: hello.node,
-            incarnation: hello.incarnation,
-            address,
-            wire_version: hello.wire_version,
-        }];
+        let mut actions =
+            vec![Action::Found { peer: hello.node, incarnation: hello.incarnation, address, wire_version: hello.wire_version }];
         let forgotten = FORGOTTEN_AFTER.max(self.period() * 5);
         let key = (hello.node, from.ip());
         if !self.senders.contains_key(&key) && self.senders.len() >= SENDERS_MAX {
@@ -175,9 +171,9 @@ impl Schedule {
     fn port_towards(&self, to: SocketAddr) -> Option<u16> {
         let near = self.interfaces.iter().flat_map(|interface| &interface.addresses);
         let near = near.filter(|own| crate::discovery::address::same_network(own.ip, own.prefix, to.ip()));
-        near.filter_map(|own| self.port_at(own.ip)).next().or_else(|| {
-            self.listening.iter().find(|at| at.is_ipv4() == to.is_ipv4() && !at.ip().is_loopback()).map(SocketAddr::port)
-        })
+        near.filter_map(|own| self.port_at(own.ip))
+            .next()
+            .or_else(|| self.listening.iter().find(|at| at.is_ipv4() == to.is_ipv4() && !at.ip().is_loopback()).map(SocketAddr::port))
     }
 
     /// Sends what is due.

@@ -62,8 +62,7 @@ impl Beacon for SystemBeacon {
         };
         {
             let mut state = socket.state.lock().unwrap_or_else(PoisonError::into_inner);
-            for group in [&state.v4, &state.v6].map(|group| group.as_ref().and_then(|group| group.try_clone().ok())).into_iter().flatten()
-            {
+            for group in [&state.v4, &state.v6].map(|group| group.as_ref().and_then(|group| group.try_clone().ok())).into_iter().flatten() {
                 state.listeners.push(socket.listen(group.into()));
             }
         }

@@ -72,7 +72,9 @@ async fn run(me: PeerId, mut orders: mpsc::UnboundedReceiver<Order>, found: mpsc
         .into_iter()
         .filter_map(|enable_ipv6| {
             let source = mdns::tokio::Behaviour::new(mdns::Config { enable_ipv6, ..mdns::Config::default() }, me);
-            source.inspect_err(|error| tracing::warn!(target: "shoal::network", enable_ipv6, %error, "no mDNS: peers may not find this node")).ok()
+            source
+                .inspect_err(|error| tracing::warn!(target: "shoal::network", enable_ipv6, %error, "no mDNS: peers may not find this node"))
+                .ok()
         })
         .collect();
     let listener_id = ListenerId::next();

@@ -83,12 +83,22 @@ pub(super) enum Order {
 /// What a connection tells the driver.
 #[derive(Debug)]
 pub(super) enum Report {
-    Greeted { session: u128 },
-    Verified { boot: u64, session: u128 },
+    Greeted {
+        session: u128,
+    },
+    Verified {
+        boot: u64,
+        session: u128,
+    },
     Said(Hello),
-    Refused { by_us: bool, refusal: Refusal },
+    Refused {
+        by_us: bool,
+        refusal: Refusal,
+    },
     /// It is over; with what the peer did wrong, if it did.
-    Ended { misbehaved: Option<String> },
+    Ended {
+        misbehaved: Option<String>,
+    },
 }
 
 pub(super) struct Connection {

@@ -476,7 +476,11 @@ impl Driver {
         connection.protocol = Some(protocol.clone());
         if protocol == self.protocol {
             if unsupported {
-                self.turned_away(id, format!("node {} does not know the protocol {protocol} although it says so", node.short()), Some(false));
+                self.turned_away(
+                    id,
+                    format!("node {} does not know the protocol {protocol} although it says so", node.short()),
+                    Some(false),
+                );
             }
             return;
         }
@@ -670,7 +674,8 @@ impl Driver {
                 Doom::Unsupported => {
                     if let Some(connection) = self.connections.get(&id) {
                         let (node, wire) = (connection.node.short(), self.party.wire);
-                        let reason = format!("node {node} does not speak wire version {wire}: install the same version of shoal on both nodes");
+                        let reason =
+                            format!("node {node} does not speak wire version {wire}: install the same version of shoal on both nodes");
                         self.turned_away(id, reason, None);
                         self.swarm.close_connection(id);
                     }

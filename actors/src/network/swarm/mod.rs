@@ -21,9 +21,7 @@ use self::connection::Link;
 use self::driver::{Command, Driver};
 use super::queue::PushError;
 use crate::card::WIRE_VERSION;
-use crate::env::{
-    BoxFuture, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkFactory, NetworkSink, SendError,
-};
+use crate::env::{BoxFuture, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkFactory, NetworkSink, SendError};
 use crate::ids::NodeId;
 
 /// Starts control networks on libp2p. It has to be started on a tokio runtime.

@@ -1,6 +1,6 @@
 //! Activations as matrices take them: in 8-bit blocks for quantised weights, as they are for float ones.
 
-use super::math::max_lanes;
+use super::math::{max_lanes, sum_lanes};
 use super::simd::{BLOCK, LANES, Simd};
 
 /// Thirty-two activations: `scale · values`, with what weights with an offset need of them.
@@ -38,8 +38,10 @@ pub(crate) fn quantise<S: Simd>(s: S, row: &[f32], out: &mut [ActivationBlock]) 
             // The bounds also turn what is not a number into one, so that integer sums stay in range.
             let scaled = s.mul(v[half], s.splat(inverse));
             let scaled = s.min(s.max(scaled, s.splat(-127.0)), s.splat(127.0));
-            s.store_i8(s.to_ints(s.nearest(scaled)), &mut values[half]);
-            out.sums[half] = values[half].iter().map(|v| i32::from(*v)).sum();
+            let nearest = s.nearest(scaled);
+            s.store_i8(s.to_ints(nearest), &mut values[half]);
+            // A sum of small integers is exact as a float, too.
+            out.sums[half] = sum_lanes(s, nearest) as i32;
         }
         out.scale = scale;
         out.scaled_sum = scale * (out.sums[0] + out.sums[1]) as f32;

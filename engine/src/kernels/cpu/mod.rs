@@ -12,6 +12,7 @@ mod workspace;
 
 pub(crate) use packed::PackedMatrix;
 pub(crate) use pages::Pages;
+#[cfg(test)]
 pub(crate) use simd::Isa;
 pub use workspace::Workspace;
 
@@ -93,24 +94,26 @@ impl Kernels for Flex {
         tensor(out, columns)
     }
 
-    fn project(work: &mut Workspace, x: &FlexTensor, norm: &Norm<Self>, linears: &[&Linear<Self>]) -> Vec<FlexTensor> {
-        let Some(matrices) = linears.iter().map(|linear| linear.matrix.as_packed()).collect::<Option<Vec<_>>>() else {
+    fn project(work: &mut Workspace, x: &FlexTensor, norm: &Norm<Self>, linears: [&Linear<Self>; 3]) -> [FlexTensor; 3] {
+        let [Some(queries), Some(keys), Some(values)] = linears.map(|linear| linear.matrix.as_packed()) else {
             return super::plain::project::<Self>(x, norm, linears);
         };
+        let matrices = [queries, keys, values];
         let (x, norm) = (elements(x), Normed::new(norm));
         work.prepare(&x, Some(norm.parts()), &matrices);
-        let rows = x.len() / matrices[0].columns();
-        let mut outs: Vec<Vec<f32>> = matrices.iter().map(|matrix| vec![0.0; rows * matrix.rows()]).collect();
-        let biases: Vec<_> = linears.iter().map(|linear| bias(linear)).collect();
-        let products: Vec<Product<'_>> = matrices
-            .iter()
-            .zip(&biases)
-            .zip(&mut outs)
-            .map(|((matrix, bias), out)| Product { matrix, bias: bias.as_deref(), finish: Finish::Set, out: Parts::new(out) })
-            .collect();
+        let rows = x.len() / queries.columns();
+        let mut outs = matrices.map(|matrix| vec![0.0; rows * matrix.rows()]);
+        let biases = linears.map(bias);
+        let [q, k, v] = outs.each_mut().map(|out| Parts::new(out));
+        let [q_bias, k_bias, v_bias] = biases.each_ref().map(Option::as_deref);
+        let products = [
+            Product { matrix: queries, bias: q_bias, finish: Finish::Set, out: q },
+            Product { matrix: keys, bias: k_bias, finish: Finish::Set, out: k },
+            Product { matrix: values, bias: v_bias, finish: Finish::Set, out: v },
+        ];
         multiply(&mut work.pool, work.isa, &work.prepared, &products);
-        drop(products);
-        outs.into_iter().zip(&matrices).map(|(out, matrix)| tensor(out, matrix.rows())).collect()
+        let [q, k, v] = outs;
+        [tensor(q, queries.rows()), tensor(k, keys.rows()), tensor(v, values.rows())]
     }
 
     fn attend(

@@ -2,8 +2,8 @@
 //!
 //! Rows are taken in groups of sixteen, one for each lane; the last group is filled up with rows of zeros. Within a
 //! group blocks follow each other along the columns, and a block holds, for its sixteen rows, four columns of the first
-//! row, four of the second and so on: what one step of an integer dot product takes. Nothing is rounded and no bit is
-//! added, so a matrix takes the memory that it takes in the file.
+//! row, four of the second and so on: what one step of an integer dot product takes. Nothing is rounded, and a
+//! matrix takes the memory that it takes in the file, but for the scales of Q4_K and Q5_K, whose six bits become a byte.
 
 mod floats;
 mod formats;
@@ -133,6 +133,29 @@ impl PackedMatrix {
         Ok(Self { rows, columns, data: data.map_err(memory)? })
     }
 
+    /// Memory that a matrix will take, in bytes; `None` if it cannot be packed.
+    pub(crate) fn bytes_for(block: BlockType, rows: usize, columns: usize) -> Option<u64> {
+        let (span, block_bytes) = match block {
+            BlockType::Q4_0 => spanned::<Q4_0>(),
+            BlockType::Q4_1 => spanned::<Q4_1>(),
+            BlockType::Q5_0 => spanned::<Q5_0>(),
+            BlockType::Q5_1 => spanned::<Q5_1>(),
+            BlockType::Q8_0 => spanned::<Q8_0>(),
+            BlockType::Q4_K => spanned::<Q4K>(),
+            BlockType::Q5_K => spanned::<Q5K>(),
+            BlockType::Q6_K => spanned::<Q6K>(),
+            BlockType::F32 => (1, size_of::<Single>()),
+            BlockType::F16 => (1, size_of::<Half>()),
+            BlockType::BF16 => (1, size_of::<Brain>()),
+            _ => return None,
+        };
+        if !columns.is_multiple_of(span) {
+            return None;
+        }
+        let blocks = (columns / span).checked_mul(rows.div_ceil(GROUP))?;
+        u64::try_from(blocks.checked_mul(block_bytes)?).ok()
+    }
+
     /// Rows: elements of what it puts out.
     pub(crate) fn rows(&self) -> usize {
         self.rows
@@ -202,6 +225,11 @@ impl PackedMatrix {
             }
         )
     }
+}
+
+/// Columns that a block spans, and its bytes.
+fn spanned<F: Format>() -> (usize, usize) {
+    (F::PARTS * BLOCK, size_of::<F>())
 }
 
 /// The blocks of a group, and the columns that each spans.

@@ -3,43 +3,8 @@ use proptest::prelude::*;
 use super::super::activations::quantise;
 use super::super::simd::Isa;
 use super::*;
+use crate::kernels::testing::{TYPES, random_blocks};
 use crate::quant;
-
-pub(crate) const TYPES: [BlockType; 11] = [
-    BlockType::Q4_0,
-    BlockType::Q4_1,
-    BlockType::Q5_0,
-    BlockType::Q5_1,
-    BlockType::Q8_0,
-    BlockType::Q4_K,
-    BlockType::Q5_K,
-    BlockType::Q6_K,
-    BlockType::F32,
-    BlockType::F16,
-    BlockType::BF16,
-];
-
-/// Random blocks whose scales are finite and of ordinary size: half-precision fields get exponents around one.
-pub(crate) fn random_blocks(block: BlockType, elements: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut next = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as u32
-    };
-    let mut bytes: Vec<u8> = (0..block.row_bytes(elements).unwrap()).map(|_| next() as u8).collect();
-    let halves: &[usize] = match block {
-        BlockType::Q4_0 | BlockType::Q5_0 | BlockType::Q8_0 => &[0],
-        BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4_K | BlockType::Q5_K => &[0, 2],
-        BlockType::Q6_K => &[208],
-        _ => &[],
-    };
-    match block {
-        BlockType::F32 => bytes.chunks_exact_mut(4).for_each(|b| b.copy_from_slice(&(next() as i32 as f32 / 2e9 - 0.5).to_le_bytes())),
-        BlockType::F16 | BlockType::BF16 => bytes.chunks_exact_mut(2).for_each(|b| b[1] = b[1] & 0x83 | 0x38),
-        _ => bytes.chunks_exact_mut(block.block_bytes()).for_each(|b| halves.iter().for_each(|h| b[h + 1] = b[h + 1] & 0x83 | 0x24)),
-    }
-    bytes
-}
 
 struct Products<'a, const T: usize> {
     matrix: &'a PackedMatrix,
@@ -85,8 +50,7 @@ fn check(block: BlockType, rows: usize, parts: usize, seed: u64, x: &[f32]) -> R
         matrix.row(r, &mut row);
         prop_assert_eq!(&row, &plain[r * columns..][..columns], "{} row {}", block, r);
     }
-    let padded = rows.next_multiple_of(GROUP) * columns;
-    prop_assert_eq!(matrix.bytes(), block.row_bytes(padded).unwrap(), "{} takes what it takes in the file", block);
+    prop_assert_eq!(Some(matrix.bytes() as u64), PackedMatrix::bytes_for(block, rows, columns));
 
     // Products: the same bits one row at a time or several, on every instruction set.
     let x: Vec<f32> = x.iter().cycle().copied().take(4 * columns).enumerate().map(|(i, v)| v * (1.0 + (i % 7) as f32)).collect();
@@ -134,6 +98,22 @@ fn every_type_multiplies_at_least_once() {
     for block in TYPES {
         check(block, 21, 2, 99, &x).unwrap();
     }
+}
+
+#[test]
+fn a_matrix_takes_what_it_takes_in_the_file() {
+    for block in TYPES {
+        let (rows, columns) = (48, 512);
+        let in_file = block.row_bytes(rows * columns).unwrap() as u64;
+        // The eight six-bit scales and offsets of these take a byte each, not twelve together.
+        let more = if matches!(block, BlockType::Q4_K | BlockType::Q5_K) { 4 * 48 * 2 } else { 0 };
+        assert_eq!(PackedMatrix::bytes_for(block, rows, columns), Some(in_file + more), "{block}");
+        // Rows are taken by sixteen.
+        assert_eq!(PackedMatrix::bytes_for(block, rows - 15, columns), Some(in_file + more), "{block}");
+    }
+    assert_eq!(PackedMatrix::bytes_for(BlockType::Q4_0, 16, 33), None);
+    assert_eq!(PackedMatrix::bytes_for(BlockType::Q8_0, usize::MAX, usize::MAX & !31), None);
+    assert_eq!(PackedMatrix::bytes_for(BlockType::Q3_K, 16, 256), None);
 }
 
 #[test]

@@ -319,21 +319,38 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn dot_nibbles<const T: usize>(self, low: &[u8; 256], x: [&[i8; BLOCK]; T]) -> [Self::I; T] {
         // Sixteen-bit sums hold all eight products: 8 · 2 · 15 · 127 < 2¹⁵.
-        let mut sums = [self.zero_ints(); T];
-        for j in 0..4 {
+        let mut all = [self.zero_ints(); T];
+        if T == 1 {
+            // Both registers take each activation as it is loaded.
+            for j in 0..4 {
+                let (x_first, x_second) = (self.four(x[0], j), self.four(x[0], 4 + j));
+                for register in 0..2 {
+                    let bytes = self.bytes(low, 64 * j + 32 * register);
+                    let sum = self.multiply(all[0][register], self.nibbles(bytes, false), x_first);
+                    all[0][register] = self.multiply(sum, self.nibbles(bytes, true), x_second);
+                }
+            }
+        } else {
+            // All sums of one register fit the machine's sixteen.
             for register in 0..2 {
-                let bytes = self.bytes(low, 64 * j + 32 * register);
-                let (first, second) = (self.nibbles(bytes, false), self.nibbles(bytes, true));
+                let mut sums = [self.zero_ints()[0]; T];
+                for j in 0..4 {
+                    let bytes = self.bytes(low, 64 * j + 32 * register);
+                    let (first, second) = (self.nibbles(bytes, false), self.nibbles(bytes, true));
+                    for t in 0..T {
+                        let sum = self.multiply(sums[t], first, self.four(x[t], j));
+                        sums[t] = self.multiply(sum, second, self.four(x[t], 4 + j));
+                    }
+                }
                 for t in 0..T {
-                    let sum = self.multiply(sums[t][register], first, self.four(x[t], j));
-                    sums[t][register] = self.multiply(sum, second, self.four(x[t], 4 + j));
+                    all[t][register] = sums[t];
                 }
             }
         }
-        for sums in &mut sums {
+        for sums in &mut all {
             *sums = [self.widen(sums[0]), self.widen(sums[1])];
         }
-        sums
+        all
     }
 
     #[inline(always)]
