@@ -5,7 +5,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 use std::io::Read as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use proptest::prelude::*;
@@ -47,13 +47,9 @@ struct Ids {
     plain: Vec<Vec<u32>>,
 }
 
-fn strings() -> Vec<String> {
-    serde_json::from_slice::<Strings>(&std::fs::read(data("strings.json")).unwrap()).unwrap().strings
-}
-
-fn check_ids(name: &str, tokenizer: &Tokenizer) {
-    let strings = strings();
-    let ids: Ids = serde_json::from_slice(&std::fs::read(data(&format!("{name}.ids.json"))).unwrap()).unwrap();
+fn check_ids(strings: &Path, ids: &Path, tokenizer: &Tokenizer) {
+    let strings = serde_json::from_slice::<Strings>(&std::fs::read(strings).unwrap()).unwrap().strings;
+    let ids: Ids = serde_json::from_slice(&std::fs::read(ids).unwrap()).unwrap();
     assert!(strings.len() >= 250);
     assert_eq!((strings.len(), strings.len()), (ids.special.len(), ids.plain.len()));
     let mut wrong = Vec::new();
@@ -75,12 +71,21 @@ fn check_ids(name: &str, tokenizer: &Tokenizer) {
 
 #[test]
 fn smollm2_ids_equal_llama_cpps() {
-    check_ids("smollm2", smollm2());
+    check_ids(&data("strings.json"), &data("smollm2.ids.json"), smollm2());
 }
 
 #[test]
 fn gemma3_ids_equal_llama_cpps() {
-    check_ids("gemma3", gemma3());
+    check_ids(&data("strings.json"), &data("gemma3.ids.json"), gemma3());
+}
+
+/// For other models and strings: `make.py` makes the files that the variables name.
+#[test]
+#[ignore = "set TOKENIZER_MODEL, TOKENIZER_STRINGS and TOKENIZER_IDS to files"]
+fn ids_of_another_model() {
+    let file = |name: &str| PathBuf::from(std::env::var_os(name).unwrap_or_else(|| panic!("{name} is not set")));
+    let tokenizer = Tokenizer::from_gguf(&Gguf::open(&file("TOKENIZER_MODEL")).unwrap()).unwrap();
+    check_ids(&file("TOKENIZER_STRINGS"), &file("TOKENIZER_IDS"), &tokenizer);
 }
 
 #[test]

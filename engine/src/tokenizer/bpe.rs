@@ -17,6 +17,8 @@ const CACHED_WORDS: usize = 8192;
 pub(crate) struct BytePairs {
     cutter: PreTokenizer,
     merges: BPE,
+    /// Which bytes are tokens. Some vocabularies lack a few control characters.
+    known: [bool; 256],
 }
 
 impl BytePairs {
@@ -40,18 +42,24 @@ impl BytePairs {
             .cache_capacity(CACHED_WORDS)
             .build()
             .map_err(|error| TokenizerError::Malformed(format!("its merges do not fit its tokens: {error}")))?;
-        Ok(Self { cutter, merges })
+        let mut known = [false; 256];
+        for byte in 0..=u8::MAX {
+            known[usize::from(byte)] = vocabulary.find(char_of_byte(byte).encode_utf8(&mut [0; 4])).is_some();
+        }
+        Ok(Self { cutter, merges, known })
     }
 
-    /// Appends the tokens of `text`.
+    /// Appends the tokens of `text`. Bytes that are no token are left out, and nothing is merged across them.
     pub(crate) fn encode(&self, text: &str, out: &mut Vec<u32>) {
         let mut spelled = String::new();
         for word in self.cutter.cut(text) {
-            spelled.clear();
-            spelled.extend(word.bytes().map(char_of_byte));
-            // It fails only for a configured unknown token that is missing; none is configured.
-            if let Ok(tokens) = self.merges.tokenize(&spelled) {
-                out.extend(tokens.iter().map(|token| token.id));
+            for part in word.as_bytes().split(|&byte| !self.known[usize::from(byte)]) {
+                spelled.clear();
+                spelled.extend(part.iter().map(|&byte| char_of_byte(byte)));
+                // It fails only for a configured unknown token that is missing; none is configured.
+                if let Ok(tokens) = self.merges.tokenize(&spelled) {
+                    out.extend(tokens.iter().map(|token| token.id));
+                }
             }
         }
     }

@@ -91,7 +91,7 @@ impl Tokenizer {
             other => return Err(TokenizerError::UnknownModel { name: other.to_owned(), known: vec!["gpt2", "llama"] }),
         };
         let rules = Rules {
-            specials: Specials::new(&vocabulary),
+            specials: Specials::new(&vocabulary, swallows_space(file)),
             method,
             adds_bos: flag("tokenizer.ggml.add_bos_token", adds_bos) && vocabulary.bos.is_some(),
             adds_eos: flag("tokenizer.ggml.add_eos_token", false) && vocabulary.eos.is_some(),
@@ -244,4 +244,10 @@ impl Tokenizer {
     pub fn adds_eos(&self) -> bool {
         self.rules.adds_eos
     }
+}
+
+/// Phi-3's special tokens take the white space after them along. Files do not say so; the model's name does.
+fn swallows_space(file: &Gguf) -> bool {
+    let name = file.str("general.name").unwrap_or_default().to_lowercase();
+    name.contains("phi-3") || name.contains("phi3")
 }

@@ -4,7 +4,7 @@
 //! occurrence wins. Two kinds take part: control tokens (only where the caller trusts the text to contain them) and
 //! user-defined ones (always; vocabularies use them for runs of spaces, newlines and markup).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::vocabulary::{TokenKind, Vocabulary};
 
@@ -26,24 +26,48 @@ pub(crate) struct Specials {
     all: Matcher,
     /// Matched in any text.
     user_defined: Matcher,
+    /// Tokens that swallow the white space after them; none for most models.
+    swallows_space: BTreeSet<u32>,
 }
 
+/// Tokens that leave white space alone where the others swallow it.
+const LEAVE_SPACE: &[&str] = &["<unk>", "<s>", "<|endoftext|>"];
+
 impl Specials {
-    pub(crate) fn new(vocabulary: &Vocabulary) -> Self {
+    /// `swallow_space` says that the white space after most special tokens is not text.
+    pub(crate) fn new(vocabulary: &Vocabulary, swallow_space: bool) -> Self {
+        let mut swallows_space = BTreeSet::new();
+        if swallow_space {
+            let special = |&id: &u32| matches!(vocabulary.kind(id), TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined);
+            swallows_space.extend((0..vocabulary.len()).filter(special).filter(|&id| !LEAVE_SPACE.contains(&vocabulary.text(id))));
+        }
         let of = |wanted: &[TokenKind]| Matcher::new(vocabulary, (0..vocabulary.len()).filter(|&id| wanted.contains(&vocabulary.kind(id))));
         Self {
             control: of(&[TokenKind::Control, TokenKind::Unknown]),
             all: of(&[TokenKind::Control, TokenKind::Unknown, TokenKind::UserDefined]),
             user_defined: of(&[TokenKind::UserDefined]),
+            swallows_space,
         }
     }
 
     /// Cuts `text`; `control` says whether control tokens in it are meant as such.
     pub(crate) fn cut<'t>(&self, vocabulary: &Vocabulary, text: &'t str, control: bool) -> Vec<Fragment<'t>> {
-        match control {
+        let mut fragments = match control {
             true => self.all.cut(vocabulary, text),
             false => self.user_defined.cut(vocabulary, text),
+        };
+        if !self.swallows_space.is_empty() {
+            let mut swallows = false;
+            for fragment in &mut fragments {
+                match fragment {
+                    Fragment::Token(token) => swallows = self.swallows_space.contains(token),
+                    Fragment::Text(text) if swallows => *text = text.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']),
+                    Fragment::Text(_) => {}
+                }
+            }
+            fragments.retain(|fragment| *fragment != Fragment::Text(""));
         }
+        fragments
     }
 
     /// Whether a control token stands in the text.
@@ -167,7 +191,7 @@ mod tests {
 
     fn cut(tokens: &[(&str, TokenKind)], text: &str, control: bool) -> Vec<String> {
         let vocabulary = vocabulary(tokens);
-        let specials = Specials::new(&vocabulary);
+        let specials = Specials::new(&vocabulary, false);
         specials
             .cut(&vocabulary, text, control)
             .into_iter()
@@ -200,6 +224,14 @@ mod tests {
         let tokens = [("\n", UserDefined), ("\n\n", UserDefined), ("\n\n\n", UserDefined)];
         assert_eq!(cut(&tokens, "\n\n\n\n\n\n\n\n", false), ["#2", "#2", "#1"]);
         assert_eq!(cut(&tokens, "x\ny", false), ["'x'", "#0", "'y'"]);
+    }
+
+    #[test]
+    fn some_models_swallow_the_space_behind() {
+        let vocabulary = vocabulary(&[("<|end|>", Control), ("<s>", Control)]);
+        let cut = Specials::new(&vocabulary, true).cut(&vocabulary, "<s> a <|end|> \n\u{b}<|end|>  b ", true);
+        use Fragment::{Text, Token};
+        assert_eq!(cut, [Token(1), Text(" a "), Token(0), Token(0), Text("b ")]);
     }
 
     #[test]

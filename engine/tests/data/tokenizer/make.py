@@ -2,7 +2,8 @@
 """Makes the tokenizer test data: strings, the ids that llama.cpp gives for them, and weights-free model files.
 
     make.py strings                                   writes strings.json
-    make.py ids NAME MODEL.gguf LLAMA_IDS             writes NAME.ids.json with llama_ids.cpp, built against llama.cpp
+    make.py ids OUT.json MODEL.gguf LLAMA_IDS         writes the ids with llama_ids.cpp, built against llama.cpp
+    make.py fuzz OUT.json SEED                        writes many random strings; `ids` takes that file as a fourth argument
     make.py vocabulary NAME MODEL.gguf                writes NAME.gguf.zip: the file's metadata without its tensors
 
 Each list of ids has one entry per string. `special` is with control tokens in the text meant as such, `plain` without.
@@ -64,29 +65,35 @@ WORDS = [
 ]
 
 
-def strings():
-    """The list above, and mixtures of its parts and of random characters, always the same."""
-    rng = random.Random(20240229)
-    ranges = [(0x20, 0x7E), (0x20, 0x7E), (0xA0, 0x24F), (0x370, 0x3FF), (0x400, 0x4FF), (0x5D0, 0x5EA), (0x620, 0x64A), (0x905, 0x939), (0xE01, 0xE3A), (0x3041, 0x30FF), (0x4E00, 0x9FA5), (0xAC00, 0xD7A3), (0x1F600, 0x1F64F), (0x2000, 0x206F), (0x300, 0x36F), (0x09, 0x0D)]
+RANGES = [
+    (0x20, 0x7E), (0x20, 0x7E), (0xA0, 0x24F), (0x370, 0x3FF), (0x400, 0x4FF), (0x5D0, 0x5EA), (0x620, 0x64A), (0x905, 0x939), (0xE01, 0xE3A),
+    (0x3041, 0x30FF), (0x4E00, 0x9FA5), (0xAC00, 0xD7A3), (0x1F600, 0x1F64F), (0x2000, 0x206F), (0x300, 0x36F), (0x09, 0x0D),
+]
+SPACES = ["", "", " ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", " \n", "     "]
+
+
+def mixtures(rng, times):
+    """Mixtures of the list's parts and of random characters: 90 for each of `times`."""
     short = [word for word in WORDS if 0 < len(word) < 40]
-    spaces = ["", "", " ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", " \n", "     "]
     mixed = []
-    for _ in range(40):
-        mixed.append("".join(rng.choice(short) + rng.choice(spaces) for _ in range(rng.randint(2, 12))))
-    for _ in range(40):
+    for _ in range(40 * times):
+        mixed.append("".join(rng.choice(short) + rng.choice(SPACES) for _ in range(rng.randint(2, 12))))
+    for _ in range(40 * times):
         characters = []
         for _ in range(rng.randint(1, 60)):
-            low, high = rng.choice(ranges)
+            low, high = rng.choice(RANGES)
             characters.extend(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 4)))
-            characters.append(rng.choice(spaces))
+            characters.append(rng.choice(SPACES))
         mixed.append("".join(characters))
-    # Plane 0 from anywhere but surrogates: mostly what no vocabulary has.
-    for _ in range(10):
+    # Mostly characters that no vocabulary has.
+    for _ in range(10 * times):
         mixed.append("".join(chr(rng.choice([rng.randint(0x20, 0xD7FF), rng.randint(0x10000, 0x1F000)])) for _ in range(30)))
-    result = list(dict.fromkeys(WORDS + mixed))
-    for text in result:
-        text.encode("utf-8")
-    return result
+    return mixed
+
+
+def strings():
+    """The list above and mixtures, always the same."""
+    return list(dict.fromkeys(WORDS + mixtures(random.Random(20240229), 1)))
 
 
 def write_json(path, value):
@@ -101,8 +108,8 @@ def write_json(path, value):
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def write_ids(name, model, binary):
-    texts = json.loads((HERE / "strings.json").read_text())["strings"]
+def write_ids(out_path, model, binary, strings_path=HERE / "strings.json"):
+    texts = json.loads(Path(strings_path).read_text())["strings"]
     stdin = b""
     for text in texts:
         data = text.encode("utf-8")
@@ -110,7 +117,7 @@ def write_ids(name, model, binary):
     out = subprocess.run([binary, model], input=stdin, check=True, stdout=subprocess.PIPE).stdout
     lines = [[int(word) for word in line.split()] for line in out.decode().split("\n")[:-1]]
     assert len(lines) == 2 * len(texts)
-    write_json(HERE / f"{name}.ids.json", {"model": Path(model).name, "special": lines[0::2], "plain": lines[1::2]})
+    write_json(Path(out_path), {"model": Path(model).name, "special": lines[0::2], "plain": lines[1::2]})
 
 
 def metadata_end(data):
@@ -166,8 +173,10 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["strings"]:
             write_json(HERE / "strings.json", {"strings": strings()})
-        case ["ids", name, model, binary]:
-            write_ids(name, model, binary)
+        case ["ids", out, model, binary, *rest]:
+            write_ids(out, model, binary, *rest)
+        case ["fuzz", out, seed]:
+            write_json(Path(out), {"strings": mixtures(random.Random(int(seed)), 20)})
         case ["vocabulary", name, model]:
             write_vocabulary(name, model)
         case _:
