@@ -7,6 +7,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
 use serde_json::Value;
@@ -32,6 +33,10 @@ pub(super) async fn text(State(shared): State<Shared>, body: Body) -> Result<Res
 
 async fn answer(shared: Shared, dialect: Dialect, mut asked: Asked) -> Result<Response, ApiError> {
     models::check_name(&shared, &asked.model)?;
+    if shared.is_leaving() {
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "this node is leaving the cluster; ask another one");
+        return Err(ApiError { code: Some("leaving"), ..error });
+    }
     let node = &shared.node;
     if !asked.seeded {
         asked.options.sampling.seed = node.env().rng.next_u64("request seed");
@@ -73,7 +78,7 @@ async fn whole(shape: Shape, mut generation: Generation) -> Result<Response, Api
             _ => {}
         }
     }
-    Err(ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, "the answer ended without an end"))
+    Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer ended without an end"))
 }
 
 struct Streamed {
@@ -106,7 +111,7 @@ impl Streamed {
             }
             Some(Ok(_)) => {}
             Some(Err(error)) => self.fail(&error.into()),
-            None => self.fail(&ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, "the answer ended without an end")),
+            None => self.fail(&ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer ended without an end")),
         }
     }
 

@@ -26,7 +26,7 @@ pub(super) async fn live() -> Json<Value> {
 
 /// The node takes requests.
 pub(super) async fn health(FromState(shared): FromState<Shared>) -> Response {
-    let leaving = *shared.closing.borrow();
+    let leaving = shared.is_leaving();
     let (status, word) = if leaving { (StatusCode::SERVICE_UNAVAILABLE, "leaving") } else { (StatusCode::OK, "ok") };
     (status, Json(json!({"status": word, "node": shared.node.id().to_string(), "version": env!("CARGO_PKG_VERSION")}))).into_response()
 }

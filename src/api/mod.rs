@@ -72,13 +72,29 @@ struct Shared {
     node: Node,
     address: SocketAddr,
     on_leave: OnLeave,
-    closing: watch::Receiver<bool>,
+    phase: watch::Receiver<Phase>,
+}
+
+/// How far an interface is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    /// It answers.
+    Open,
+    /// It answers, but takes no new work.
+    Leaving,
+    /// It is over.
+    Closed,
 }
 
 impl Shared {
     /// Whether only this machine can reach the interface.
     fn is_local(&self) -> bool {
         self.address.ip().is_loopback()
+    }
+
+    /// Whether the node is on its way out.
+    fn is_leaving(&self) -> bool {
+        *self.phase.borrow() != Phase::Open
     }
 
     fn unix_seconds(&self) -> u64 {
@@ -105,8 +121,8 @@ impl Api {
 
     /// Answers for `node` from now on. `on_leave` is called when a program on this machine asks the node to leave.
     pub fn serve(self, node: Node, on_leave: impl Fn() + Send + Sync + 'static) -> Serving {
-        let (close, closing) = watch::channel(false);
-        let shared = Shared { node, address: self.address, on_leave: Arc::new(on_leave), closing: closing.clone() };
+        let (phases, phase) = watch::channel(Phase::Open);
+        let shared = Shared { node, address: self.address, on_leave: Arc::new(on_leave), phase: phase.clone() };
         let service = router(shared).into_make_service_with_connect_info::<SocketAddr>();
         let listener = self.listener.tap_io(|stream| {
             // A stream of tokens is a stream of small packets.
@@ -114,9 +130,9 @@ impl Api {
                 tracing::debug!(target: "shoal::api", %error, "a connection keeps its delay");
             }
         });
-        let mut closed = closing;
+        let mut closed = phase;
         let closed = async move {
-            let _ = closed.wait_for(|closing| *closing).await;
+            let _ = closed.wait_for(|phase| *phase == Phase::Closed).await;
         };
         let server = axum::serve(listener, service).with_graceful_shutdown(closed);
         let task = tokio::spawn(async move {
@@ -124,14 +140,14 @@ impl Api {
                 tracing::error!(target: "shoal::api", %error, "the HTTP interface stopped");
             }
         });
-        Serving { address: self.address, close, task }
+        Serving { address: self.address, phases, task }
     }
 }
 
 /// An HTTP interface at work. Dropping it closes it.
 pub struct Serving {
     address: SocketAddr,
-    close: watch::Sender<bool>,
+    phases: watch::Sender<Phase>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -147,14 +163,18 @@ impl Serving {
         self.address
     }
 
-    /// Takes no new requests; those that are at work may go on.
-    pub fn close(&self) {
-        let _ = self.close.send(true);
+    fn advance(&self, to: Phase) {
+        self.phases.send_modify(|phase| *phase = (*phase).max(to));
+    }
+
+    /// Says that the node leaves: no new text is begun and its health is told as such, but whoever asks gets an answer.
+    pub fn announce_leaving(&self) {
+        self.advance(Phase::Leaving);
     }
 
     /// Closes, and waits a moment for what is still at work. The port is free afterwards.
     pub async fn stop(mut self) {
-        self.close();
+        self.advance(Phase::Closed);
         if tokio::time::timeout(CLOSE_TIMEOUT, &mut self.task).await.is_err() {
             self.task.abort();
             let _ = (&mut self.task).await;
@@ -164,7 +184,7 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.close();
+        self.advance(Phase::Closed);
     }
 }
 

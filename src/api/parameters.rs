@@ -277,7 +277,7 @@ fn message(place: &str, value: Value) -> Result<ChatMessage, ApiError> {
     let content = content(&format!("{place}.content"), map.shift_remove("content"))?;
     map.retain(|_, value| !value.is_null());
     if map.contains_key("audio") {
-        return Err(ApiError::unsupported(format!("{place}.audio"), "audio is not supported; send text"));
+        return Err(ApiError::unsupported(format!("{place}.audio"), format!("`{place}.audio` is not supported; send text")));
     }
     if content.is_none() && role != "assistant" {
         return Err(missing(&format!("{place}.content")));
@@ -304,7 +304,7 @@ fn content(place: &str, value: Option<Value>) -> Result<Option<String>, ApiError
         let name = match kind {
             "text" => "text",
             "refusal" => "refusal",
-            _ => return Err(ApiError::unsupported(place, format!("content of type `{kind}` is not supported; send text"))),
+            _ => return Err(ApiError::unsupported(place.clone(), format!("`{place}` is of type `{kind}`, which is not supported; send text"))),
         };
         match part.get(name) {
             Some(Value::String(text)) => whole.push_str(text),

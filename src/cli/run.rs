@@ -59,9 +59,10 @@ pub(crate) fn absolute(model: &str) -> String {
 
 impl Run {
     pub(crate) async fn run(self) -> Result<(), Failure> {
+        // Read before signals are caught: Ctrl-C ends a wait for input.
+        let prompt = self.prompt()?;
         let mut signals = Signals::listen()?;
         let client = self.api.client();
-        let prompt = self.prompt()?;
         if client.get::<Value>("/health/live").await.is_ok() {
             return tokio::select! {
                 biased;
@@ -82,7 +83,7 @@ impl Run {
             () = signals.next() => Err(Failure::interrupted()),
             result = self.ask(&client, &prompt) => result.map_err(Failure::from),
         };
-        serving.close();
+        serving.announce_leaving();
         node.leave().await;
         serving.stop().await;
         result

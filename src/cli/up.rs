@@ -264,7 +264,7 @@ impl Up {
             say!("leaving the cluster");
         }
         if let Some(serving) = &serving {
-            serving.close();
+            serving.announce_leaving();
         }
         let leaving = async {
             node.leave().await;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use shoal::api::state::{Instance, Plans};
 use shoal::{Cancel, LocalModel};
 
-use crate::cli::{Asked, Failure, ModelsOption, Signals, absolute, fetch, open_catalog};
+use crate::cli::{Asked, Exit, Failure, ModelsOption, Signals, absolute, fetch, open_catalog};
 use crew::{Crew, CrewPlan};
 use show::Show;
 
@@ -87,13 +87,17 @@ impl Demo {
     /// Everything up to the answer. What has been started is in `crew`, also if it fails or is called off.
     async fn play(&self, show: &Show, cancel: &Cancel, crew: &mut Option<Crew>) -> Result<(), Failure> {
         let model = self.model(show, cancel).await?;
+        // A file outside the models folder stands in no node's card, so only the node that is asked knows of it.
+        let outside = std::path::Path::new(&model.name).is_absolute();
+        if outside && self.nodes > 1 {
+            let message = format!("{} lies outside the models folder, so the nodes cannot share it", model.path.display());
+            return Err(Failure::new(message).exit(Exit::Usage).help("take a model of the catalogue or a hub repository, or --nodes 1"));
+        }
         show.step(&format!("starting {} node processes", self.nodes));
         let plan = CrewPlan { nodes: self.nodes, models: self.models.models_dir.clone() };
         let crew = crew.insert(Crew::new(plan)?);
         crew.start().await?;
         show.nodes(crew);
-        // A file outside the models folder is known by its path, to nodes on this machine, and stands in no card.
-        let outside = std::path::Path::new(&model.name).is_absolute();
         let took = crew.meet(MEET_TIMEOUT, (!outside).then_some(model.sha256.as_str())).await?;
         show.step(&format!("they found each other in {:.1} s, without being given an address", took.as_secs_f64()));
 
