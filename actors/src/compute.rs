@@ -97,7 +97,7 @@ impl TextModel for EngineText {
     }
 
     fn decoder(&self) -> Box<dyn TextDecoder> {
-        Box::new(Decoder(Some(self.tokenizer.stream_after_prompt())))
+        Box::new(Decoder { stream: Some(self.tokenizer.stream_after_prompt()), tokenizer: self.tokenizer.clone() })
     }
 
     fn ends(&self) -> BTreeSet<u32> {
@@ -105,14 +105,21 @@ impl TextModel for EngineText {
     }
 }
 
-struct Decoder(Option<DecodeStream>);
+struct Decoder {
+    stream: Option<DecodeStream>,
+    tokenizer: Tokenizer,
+}
 
 impl TextDecoder for Decoder {
     fn push(&mut self, token: u32) -> String {
-        self.0.as_mut().map(|stream| stream.push(token)).unwrap_or_default()
+        self.stream.as_mut().map(|stream| stream.push(token)).unwrap_or_default()
+    }
+
+    fn bytes(&self, token: u32) -> Vec<u8> {
+        self.tokenizer.token_bytes(token)
     }
 
     fn finish(&mut self) -> String {
-        self.0.take().map(DecodeStream::finish).unwrap_or_default()
+        self.stream.take().map(DecodeStream::finish).unwrap_or_default()
     }
 }

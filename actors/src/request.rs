@@ -74,8 +74,21 @@ pub struct TokenEvent {
     pub text: String,
     /// Natural logarithm of its probability, if it was asked for.
     pub logprob: Option<f32>,
-    /// The likeliest tokens with theirs, best first.
-    pub top: Vec<(u32, f32)>,
+    /// The bytes that the token stands for, if its probability was asked for; they need not be whole characters.
+    pub bytes: Vec<u8>,
+    /// The likeliest tokens, best first, if they were asked for.
+    pub top: Vec<Likely>,
+}
+
+/// A token that could have come, and how likely it was.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Likely {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// The bytes that it stands for.
+    pub bytes: Vec<u8>,
 }
 
 /// How an answer ended.

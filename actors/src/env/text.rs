@@ -25,6 +25,12 @@ pub trait TextDecoder: Send + 'static {
     /// The text that becomes certain with this token: whole characters only.
     fn push(&mut self, token: u32) -> String;
 
+    /// The bytes that a token stands for by itself; they need not be whole characters. Nothing if it is not known.
+    fn bytes(&self, token: u32) -> Vec<u8> {
+        let _ = token;
+        Vec::new()
+    }
+
     /// What is left when no token follows.
     fn finish(&mut self) -> String;
 }

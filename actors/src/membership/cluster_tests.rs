@@ -16,6 +16,7 @@ use crate::discovery::beacon::SystemBeacon;
 use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
 use crate::env::{
     Beacon, Compute, ComputeError, Env, MemoryStorage, NetworkConfig, NetworkFactory, Storage, SystemClock, SystemRng, SystemSpawner,
+    TextModel,
 };
 use crate::ids::NodeId;
 use crate::membership::next_incarnation;
@@ -34,6 +35,10 @@ impl Compute for Nothing {
     }
 
     fn model_card(&self, _: &Path) -> Result<ModelCard, ComputeError> {
+        Err(ComputeError { reason: "no device".to_owned() })
+    }
+
+    fn text(&self, _: &Path) -> Result<Arc<dyn TextModel>, ComputeError> {
         Err(ComputeError { reason: "no device".to_owned() })
     }
 
@@ -125,8 +130,13 @@ impl Node {
             None,
         );
         let membership_actor = membership_actor.await.unwrap();
-        let topology_arguments =
-            TopologyArguments { handle: topology.clone(), env: env.clone(), services: services.clone(), network: network.clone() };
+        let topology_arguments = TopologyArguments {
+            handle: topology.clone(),
+            env: env.clone(),
+            services: services.clone(),
+            network: network.clone(),
+            membership: membership.clone(),
+        };
         let topology_actor = TopologyActor::start(topology_arguments, None).await.unwrap();
         let discovery_actor = DiscoveryActor::start(
             DiscoveryArguments {
@@ -145,8 +155,7 @@ impl Node {
         let discovery_actor = discovery_actor.await.unwrap();
         let network_arguments = NetworkArguments { handle: network.clone(), factory: Arc::clone(&env.network), config };
         let network_actor = NetworkActor::start(network_arguments, None).await.unwrap();
-        let actors =
-            vec![discovery_actor.get_cell(), topology_actor.get_cell(), membership_actor.get_cell(), network_actor.get_cell()];
+        let actors = vec![discovery_actor.get_cell(), topology_actor.get_cell(), membership_actor.get_cell(), network_actor.get_cell()];
         Self { id, membership, discovery, topology, network, actors, events }
     }
 
@@ -162,7 +171,10 @@ impl Node {
 
     fn sees(&self, others: &[&Node]) -> bool {
         let view = self.membership.view();
-        view.alive().count() == others.len() && others.iter().all(|other| view.card(other.id).is_some_and(|card| card.incarnation == other.membership.view().card(other.id).unwrap().incarnation))
+        view.alive().count() == others.len()
+            && others.iter().all(|other| {
+                view.card(other.id).is_some_and(|card| card.incarnation == other.membership.view().card(other.id).unwrap().incarnation)
+            })
     }
 }
 
@@ -339,6 +351,7 @@ fn real_nodes_of_one_host_meet_by_the_beacon() {
         println!("three nodes on real sockets agreed {joined:?} after the last was started");
         let seen: Vec<_> = all[0].network.connected().iter().map(|peer| peer.address).collect();
         println!("connected at {seen:?}");
+        until("all are connected", || all.iter().all(|node| node.network.connected().len() == 2)).await;
         let rate = all[0].topology.measure_bandwidth(all[1].id).await.unwrap();
         println!("control bandwidth {:.0} MB/s", rate / 1e6);
         until("the rate is in the matrix", || {

@@ -75,8 +75,8 @@ impl Default for Timing {
             relays: 3,
             suspicion: Duration::from_millis(1000),
             beat: Duration::from_millis(250),
-            silence: Duration::from_millis(550),
-            suspicion_short: Duration::from_millis(400),
+            silence: Duration::from_millis(450),
+            suspicion_short: Duration::from_millis(500),
             audit: Duration::from_secs(2),
             mesh: crate::discovery::CONNECTIONS_TARGET,
         }
@@ -714,7 +714,9 @@ impl Swim {
         let before = suspicion.own && suspicion.heard;
         suspicion.own |= own;
         suspicion.heard |= !own;
-        if !before && suspicion.own && suspicion.heard {
+        // A short time is for one whose connection broke, and is what it needs to connect again.
+        let long = suspicion.allowed > self.timing.suspicion_short;
+        if !before && suspicion.own && suspicion.heard && long {
             suspicion.until = suspicion.until.min(now.max(member.since + suspicion.allowed / 2));
         }
     }

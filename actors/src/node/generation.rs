@@ -89,6 +89,11 @@ impl Generation {
         self.request
     }
 
+    /// The instance that answers.
+    pub fn instance(&self) -> InstanceId {
+        self.instance
+    }
+
     /// Tokens of the prompt.
     pub fn prompt_tokens(&self) -> u32 {
         self.prompt_tokens

@@ -20,6 +20,7 @@ mod error;
 mod generation;
 mod lock;
 mod parts;
+mod pool;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,6 +33,7 @@ use tokio::sync::watch;
 pub use builder::NodeBuilder;
 pub use error::{NodeError, StartError};
 pub use generation::{GenerateError, Generation, Piece};
+pub use pool::{LeaseFailure, Pool, UserLease};
 
 use crate::catalog::Catalog;
 use crate::conductor::instance::{InstanceState, InstanceSummary};
@@ -203,6 +205,11 @@ impl Node {
     /// Leases memory of other nodes.
     pub fn keeper(&self) -> &LeaseKeeper {
         &self.0.keeper
+    }
+
+    /// The memory of the whole cluster, for a program of the user's own. `name` is what lenders see.
+    pub fn pool(&self, name: impl Into<String>) -> Pool {
+        Pool::new(self.clone(), name.into())
     }
 
     /// The models on this machine.

@@ -129,7 +129,6 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
         handle: topology.clone(),
         env: env.clone(),
         services: services.clone(),
-        membership: membership.clone(),
         network: network.clone(),
     };
     add(child("topology", move |cell| {

@@ -13,7 +13,7 @@ use shoal_engine::sampler::StopMatcher;
 
 use crate::env::{Instant, TextDecoder};
 use crate::ids::RequestId;
-use crate::request::{Chunk, End, Finish, READ_WAIT, Timing, TokenEvent};
+use crate::request::{Chunk, End, Finish, Likely, READ_WAIT, Timing, TokenEvent};
 
 /// A request whose answer nobody has asked for in this time is cancelled: its client is gone.
 pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -119,7 +119,10 @@ impl<R> Answers<R> {
         let text = answer.stop.push(&certain).text;
         answer.stopped = answer.stop.stopped().is_some();
         let index = u32::try_from(answer.tokens.len()).unwrap_or(u32::MAX);
-        answer.tokens.push(TokenEvent { index, token, text, logprob, top });
+        // Who asks for probabilities wants to see what they belong to, and may be on a node without the model.
+        let bytes = logprob.map(|_| answer.decoder.bytes(token)).unwrap_or_default();
+        let top = top.into_iter().map(|(token, logprob)| Likely { token, logprob, bytes: answer.decoder.bytes(token) }).collect();
+        answer.tokens.push(TokenEvent { index, token, text, logprob, bytes, top });
         let stopped = answer.stopped;
         self.wake(id, send);
         if stopped { Pushed::Stopped } else { Pushed::More }
@@ -223,6 +226,9 @@ mod tests {
                 Err(_) => String::new(),
             }
         }
+        fn bytes(&self, token: u32) -> Vec<u8> {
+            vec![token as u8]
+        }
         fn finish(&mut self) -> String {
             String::from_utf8_lossy(&std::mem::take(&mut self.0)).into_owned()
         }
@@ -275,6 +281,19 @@ mod tests {
         );
         assert_eq!(text(&sent), "hé");
         assert_eq!(answers.read(at(0), RequestId(9), 0, 4, &mut |_, _| {}), Err(4));
+    }
+
+    #[test]
+    fn probabilities_come_with_their_tokens_bytes() {
+        let mut answers = answers(&[]);
+        let mut sent = Vec::new();
+        answers.push(ID, 104, Some(-0.5), vec![(104, -0.5), (195, -1.5)], &mut |_, _| {});
+        answers.push(ID, 105, None, Vec::new(), &mut |_, _| {});
+        answers.read(at(0), ID, 0, 1, &mut |reader, chunk| sent.push((reader, chunk))).expect("known");
+        let tokens = &sent[0].1.tokens;
+        assert_eq!((tokens[0].bytes.as_slice(), tokens[1].bytes.as_slice()), (&b"h"[..], &b""[..]));
+        assert_eq!(tokens[0].top[1], Likely { token: 195, logprob: -1.5, bytes: vec![195] });
+        assert!(tokens[1].top.is_empty());
     }
 
     #[test]

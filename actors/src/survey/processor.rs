@@ -1,19 +1,7 @@
 //! The processor: its name, its instruction sets, and how fast it reads and multiplies.
 
-use std::hint::black_box;
-use std::sync::Barrier;
-
 use crate::card::{DeviceCard, DeviceKind};
 use crate::env::Clock;
-
-/// Bytes that each thread reads once. Together they are more than the caches of a desktop hold.
-const READ_BYTES: usize = 16 << 20;
-/// The least that all threads read together.
-const READ_BYTES_MIN: usize = 48 << 20;
-/// Products that each thread adds up: some milliseconds' worth.
-const PRODUCTS: usize = 16 << 20;
-/// Operands that fit into the first-level cache.
-const OPERANDS: usize = 2048;
 
 /// Cores that this process may use.
 pub(super) fn cores() -> u32 {
@@ -23,15 +11,17 @@ pub(super) fn cores() -> u32 {
 /// The processor's card, measured.
 pub(super) fn card(clock: &dyn Clock, threads: u32) -> DeviceCard {
     let threads = threads.clamp(1, 1024);
-    let (read_bytes_per_second, multiply_adds_per_second) = measure(clock, threads as usize);
+    let begin = clock.now();
+    // A machine that gives no threads will say so where it matters; the planner has its own guess for unknown speeds.
+    let speed = shoal_engine::kernels::measure(threads as usize, &|| clock.now().since(begin)).ok();
     DeviceCard {
         kind: DeviceKind::Cpu,
         name: name(),
         features: features().into_iter().map(str::to_owned).collect(),
         memory_bytes: 0,
         threads,
-        read_bytes_per_second,
-        multiply_adds_per_second,
+        read_bytes_per_second: speed.map_or(0.0, |speed| speed.read_bytes_per_second),
+        multiply_adds_per_second: speed.map_or(0.0, |speed| speed.multiply_adds_per_second),
     }
 }
 
@@ -84,71 +74,4 @@ fn features() -> Vec<&'static str> {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn features() -> Vec<&'static str> {
     Vec::new()
-}
-
-/// Bytes read and multiply-adds done in a second by all `threads` together, each measured in one pass.
-///
-/// The products are those of plain `f32` vectors: a figure to compare machines by, not the speed of any kernel.
-fn measure(clock: &dyn Clock, threads: usize) -> (f64, f64) {
-    let bytes = READ_BYTES.max(READ_BYTES_MIN / threads);
-    let start = Barrier::new(threads);
-    let between = Barrier::new(threads);
-    let work = || {
-        // Written first: untouched pages would all be the same page of zeros.
-        let buffer: Vec<u64> = (0..bytes as u64 / 8).collect();
-        let (a, b) = (vec![1.0_f32; OPERANDS], vec![0.5_f32; OPERANDS]);
-        start.wait();
-        let begin = clock.now();
-        black_box(sum(black_box(&buffer)));
-        let read = clock.now().since(begin);
-        between.wait();
-        let begin = clock.now();
-        for _ in 0..PRODUCTS / OPERANDS {
-            black_box(dot(black_box(&a), black_box(&b)));
-        }
-        (read, clock.now().since(begin))
-    };
-    let times = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mut times = vec![work()];
-        times.extend(others.into_iter().filter_map(|thread| thread.join().ok()));
-        times
-    });
-    // A machine is as fast as its slowest thread: that is whom a split matrix product waits for.
-    let read = times.iter().map(|(read, _)| *read).max().unwrap_or_default().as_secs_f64().max(1e-9);
-    let multiply = times.iter().map(|(_, multiply)| *multiply).max().unwrap_or_default().as_secs_f64().max(1e-9);
-    ((bytes * threads) as f64 / read, (PRODUCTS * threads) as f64 / multiply)
-}
-
-/// Eight independent sums, so that the reads and not the additions are what takes time.
-fn sum(words: &[u64]) -> u64 {
-    let mut sums = [0_u64; 8];
-    for chunk in words.chunks_exact(8) {
-        for (sum, word) in sums.iter_mut().zip(chunk) {
-            *sum = sum.wrapping_add(*word);
-        }
-    }
-    sums.into_iter().fold(0, u64::wrapping_add)
-}
-
-/// A dot product with as many independent sums as keep wide vector units busy.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0_f32; 64];
-    for (a, b) in a.chunks_exact(64).zip(b.chunks_exact(64)) {
-        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
-            *sum += a * b;
-        }
-    }
-    sums.iter().sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_loops_do_what_they_say() {
-        assert_eq!(sum(&(0..80).collect::<Vec<u64>>()), 79 * 80 / 2);
-        assert_eq!(dot(&[2.0; 128], &[0.5; 128]), 128.0);
-    }
 }

@@ -12,10 +12,6 @@ use super::matrix::{LinkMatrix, LinkMeasure};
 use super::table::{Input, LinkTable, Output};
 use crate::env::{Env, NetworkEvent};
 use crate::ids::NodeId;
-<<<<<<< HEAD
-use crate::membership::Membership;
-=======
->>>>>>> members
 use crate::network::NetworkHandle;
 use crate::service::{CallError, Inbound, Service, ServiceId, Services};
 use crate::service_numbers;
@@ -179,11 +175,6 @@ pub struct TopologyArguments {
     pub services: Services,
     /// Who is connected.
     pub network: NetworkHandle,
-<<<<<<< HEAD
-    /// Who is there.
-    pub membership: Membership,
-=======
->>>>>>> members
 }
 
 /// What the actor hears.

@@ -19,7 +19,7 @@ pub(crate) mod testing;
 pub use batch::{Batch, Run};
 #[cfg(test)]
 pub(crate) use cpu::Isa;
-pub use cpu::Workspace;
+pub use cpu::{CpuSpeed, Workspace, measure};
 pub use rotation::Rotation;
 
 use burn::backend::tensor::{Device, FloatTensor};

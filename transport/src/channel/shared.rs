@@ -128,7 +128,7 @@ impl Shared {
     fn start_pump(self: &Arc<Self>) -> std::io::Result<()> {
         let link = Arc::clone(&self.state().link);
         let mut running = lock(&self.running);
-        let Some(landing) = running.landing.take() else { return Ok(()) };
+        let landing = running.landing.take().ok_or_else(|| std::io::Error::other("the thread before it failed"))?;
         let pump = Pump::new(Arc::clone(self), link, landing);
         let started = self.effects.spawner.thread("tensor link".to_owned(), Box::new(move || pump.run()))?;
         running.thread = Some(started);

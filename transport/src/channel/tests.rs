@@ -291,3 +291,46 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Whole shells against a peer that says anything: nothing but good frames is received, and the channel ends well.
+    #[test]
+    fn no_message_makes_a_channel_panic(
+        messages in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..120), any::<bool>(), 0u8..4, 0u64..3), 0..10),
+    ) {
+        use crate::env::SystemRng;
+        use crate::link::LinkOptions;
+        use crate::provider::memory::{MemoryFabric, MemoryProvider, Shape};
+        use crate::provider::{Provider, Ticket};
+        use crate::testing::{effects, soon};
+
+        let effects = effects();
+        let fabric = MemoryFabric::new(&SystemRng, Shape::default());
+        let provider = MemoryProvider::new(effects.clone(), &fabric);
+        let ticket = Ticket::random(&SystemRng);
+        let expected = provider.expect(&ticket, LinkOptions::default()).unwrap();
+        let bare = provider.dial(&provider.endpoints()[0], &ticket, LinkOptions::default(), soon(&effects)).unwrap();
+        let link = expected.accept(soon(&effects)).unwrap();
+        let options = super::ChannelOptions { slot_bytes: 32, slots: 2 };
+        let (_sender, mut receiver) = super::duplex(link, fence(1), options, &effects).unwrap();
+        for (bytes, sealed, class, sequence) in messages {
+            let class = match class {
+                0 | 1 => FrameClass::Data,
+                2 => FrameClass::Grant,
+                _ => FrameClass::Probe,
+            };
+            let crc32c = crate::frame::payload_crc(&[&bytes]);
+            let header = FrameHeader { class, kind: 9, flags: 0, length: bytes.len() as u32, sequence, fence: fence(1), crc32c };
+            let parts: &[&[u8]] = if sealed { &[&header.encode(), &bytes] } else { &[&bytes] };
+            drop(bare.send(parts, soon(&effects)));
+        }
+        drop(bare);
+        let mut next = 0;
+        while let Ok(received) = receiver.recv(soon(&effects)) {
+            prop_assert!(received.kind() == 9 && received.payload().len() <= 32 && received.sequence() == next);
+            next += 1;
+        }
+        prop_assert!(receiver.health().closed.is_some());
+    }
+}

@@ -23,7 +23,7 @@ struct Place {
 fn tcp(address: &str) -> Place {
     let effects = effects();
     let start = || {
-        let options = TcpOptions { listen: vec![address.parse().unwrap()], ..TcpOptions::default() };
+        let options = TcpOptions { listen: vec![address.parse().unwrap()], silence_max: Duration::from_secs(60), ..TcpOptions::default() };
         Arc::new(TcpProvider::new(effects.clone(), options).unwrap())
     };
     Place { near: start(), far: start(), effects }
@@ -488,6 +488,32 @@ fn a_channel_moves_to_another_link_and_loses_nothing(place: &Place) {
     }
 }
 
+fn both_directions_move_to_another_link(place: &Place) {
+    let (near, far) = place.link();
+    let open = |link| channel::duplex(link, fence(1), SMALL, &place.effects).unwrap();
+    let mut ends = [open(near), open(far)];
+    for (sender, _) in &mut ends {
+        sender.send(0, &[b"0"], place.soon()).unwrap();
+        sender.send(0, &[b"1"], place.soon()).unwrap();
+    }
+    ends[0].0.closer().close();
+    let (near, far) = place.link();
+    std::thread::scope(|scope| {
+        for ((sender, receiver), link) in ends.iter_mut().zip([near, far]) {
+            scope.spawn(move || {
+                receiver.relink(&link).unwrap();
+                sender.relink(&link, place.soon()).unwrap();
+                sender.send(0, &[b"2"], place.soon()).unwrap();
+                for expected in [b"0", b"1", b"2"] {
+                    assert_eq!(receiver.recv(place.soon()).unwrap().payload(), expected);
+                }
+                receiver.give_back();
+                sender.flush(place.soon()).unwrap();
+            });
+        }
+    });
+}
+
 fn closing_a_channel_wakes_both_ends(place: &Place) {
     let (mut sender, mut receiver) = place.channel(SMALL);
     let closer = receiver.closer();
@@ -537,7 +563,7 @@ macro_rules! conformance {
             both_directions_share_a_link a_slow_receiver_bounds_its_sender a_channel_refuses_what_does_not_fit_a_slot
             a_frame_that_announces_too_much_is_refused a_damaged_byte_is_seen holes_and_ungranted_frames_break_the_channel
             old_terms_and_epochs_are_fenced both_ends_move_to_a_new_epoch a_channel_moves_to_another_link_and_loses_nothing
-            closing_a_channel_wakes_both_ends dropping_an_end_is_seen_by_the_other
+            both_directions_move_to_another_link closing_a_channel_wakes_both_ends dropping_an_end_is_seen_by_the_other
         );)*
     };
     (@one $provider:ident $place:expr; $($test:ident)*) => {

@@ -40,7 +40,8 @@ fn memory() -> World {
 fn tcp() -> World {
     let effects = effects();
     let start = || {
-        let options = TcpOptions { listen: vec!["127.0.0.1:0".parse().unwrap()], ..TcpOptions::default() };
+        let options =
+            TcpOptions { listen: vec!["127.0.0.1:0".parse().unwrap()], silence_max: Duration::from_secs(60), ..TcpOptions::default() };
         Box::new(TcpProvider::new(effects.clone(), options).unwrap())
     };
     world(start(), start(), effects)

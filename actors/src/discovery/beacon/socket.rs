@@ -120,7 +120,12 @@ impl SystemSocket {
                 }
             }
         });
-        self.spawner.task("beacon", Box::pin(async move { drop(future.await) }));
+        self.spawner.task(
+            "beacon",
+            Box::pin(async move {
+                let _ = future.await;
+            }),
+        );
         handle
     }
 

@@ -24,6 +24,9 @@ const HELLO_TIME: Duration = Duration::from_secs(5);
 /// How long the last words of a connection have to arrive.
 const LAST_WORDS_TIME: Duration = Duration::from_secs(1);
 
+/// What a peer may say between its proof and the decision about the connection.
+const WORDS_MAX: usize = 8;
+
 /// Frames are written together up to about this many bytes.
 const BATCH_BYTES: usize = 64 * 1024;
 
@@ -228,6 +231,7 @@ impl Talk {
         }
         // After its last word the peer sends frames, which are not for here.
         let mut last_word = false;
+        let mut words_left = WORDS_MAX;
         loop {
             tokio::select! {
                 biased;
@@ -248,7 +252,9 @@ impl Talk {
                             self.report(Report::Refused { by_us: false, refusal });
                             return Err(End::Quiet);
                         }
+                        Some(_) if words_left == 0 => return Err(End::Misbehaved("it does not come to an end with the handshake".to_owned())),
                         Some(hello) => {
+                            words_left -= 1;
                             last_word = matches!(hello, Hello::Accept | Hello::Duplicate);
                             self.report(Report::Said(hello));
                         }

@@ -3,22 +3,21 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
-use libp2p::core::upgrade::Version;
-use libp2p::core::{ConnectedPoint, Transport};
-use libp2p::swarm::dial_opts::DialOpts;
-use libp2p::swarm::{ConnectionId, DialError, ListenError, NetworkBehaviour, StreamProtocol, Swarm, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, connection_limits, identify, noise, ping, tcp, yamux};
+use libp2p::core::ConnectedPoint;
+use libp2p::swarm::{ConnectionId, ListenError, Swarm, SwarmEvent};
+use libp2p::{Multiaddr, PeerId, identify};
 use tokio::sync::{mpsc, oneshot};
 
-use super::address::{lacks_zone, link_local_zones, multiaddr, node_id, own_zone, peer_id, socket_address};
+use super::address::{lacks_zone, multiaddr, node_id, own_zone, peer_id, socket_address};
 use super::announce::{Announcer, Found};
+use super::behaviour::{self, Behaviour, BehaviourEvent};
 use super::connection::{self, Link, Order, Report};
 use super::control::{self, Denied, Gate};
-use super::scoped::ScopedTcp;
+use super::errors::{chain, dial_error};
+use super::tasks::Tasks;
 use super::{Libp2pNetwork, Links, listen};
 use crate::env::{
     BoxFuture, Clock, Connected, DisconnectReason, Instant, NetworkConfig, NetworkError, NetworkEvent, NetworkSink, Rng, Spawner,
@@ -28,26 +27,12 @@ use crate::network::hello::{Handshake, Party, other_version};
 use crate::network::peers::{Output, Peers, Verified};
 use crate::network::refusals::{Pace, Refusals};
 
-/// How long a dial may take until the peer is identified.
-const DIAL_TIME: Duration = Duration::from_secs(5);
-/// How long a connection may stand without a control stream.
-const IDLE_TIME: Duration = Duration::from_secs(10);
 /// How long to wait for the words of a peer that does not know our protocol, before it is reported without them.
 const VERSION_TIME: Duration = Duration::from_secs(2);
 /// How long a connection to be closed stays, so that the other end learns the reason too.
 const FAREWELL_TIME: Duration = Duration::from_secs(1);
 /// How long each part of a shutdown may take.
 const SHUTDOWN_TIME: Duration = Duration::from_millis(500);
-/// Connections to one peer, simultaneous dials to several of its addresses included.
-const CONNECTIONS_PER_PEER_MAX: u32 = 8;
-/// Connections that are being made in each direction.
-const PENDING_MAX: u32 = 128;
-/// Connections in all.
-const CONNECTIONS_MAX: u32 = 2048;
-/// Addresses of one announcement that are passed on.
-const ADDRESSES_MAX: usize = 16;
-/// Interfaces that a link-local address without a zone is tried over.
-const ZONES_MAX: usize = 4;
 /// How long a peer that turned us away is not dialled again: this, doubling.
 const REFUSED_PACE: Pace = Pace { first: Duration::from_secs(2), longest: Duration::from_secs(60) };
 
@@ -58,25 +43,17 @@ pub(super) enum Command {
     Shutdown(oneshot::Sender<()>),
 }
 
-#[derive(NetworkBehaviour)]
-struct Behaviour {
-    limits: connection_limits::Behaviour,
-    identify: identify::Behaviour,
-    ping: ping::Behaviour,
-    control: control::Behaviour,
-}
-
 /// A dial under way.
-struct Dial {
-    peer: Option<NodeId>,
-    address: SocketAddr,
+pub(super) struct Dial {
+    pub(super) peer: Option<NodeId>,
+    pub(super) address: SocketAddr,
 }
 
 /// An established connection.
-struct Connection {
-    node: NodeId,
-    address: SocketAddr,
-    dialled: bool,
+pub(super) struct Connection {
+    pub(super) node: NodeId,
+    pub(super) address: SocketAddr,
+    pub(super) dialled: bool,
     /// Its task, from the control stream on.
     orders: Option<mpsc::UnboundedSender<Order>>,
     /// What it carries frames with.
@@ -86,7 +63,7 @@ struct Connection {
     /// The peer does not know our protocol.
     unsupported: bool,
     /// What became of it was reported.
-    concluded: bool,
+    pub(super) concluded: bool,
     /// The swarm has closed it, but its task still reads what had arrived.
     closed: bool,
 }
@@ -104,57 +81,31 @@ enum Doom {
 
 /// Whom not to dial.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Target {
+pub(super) enum Target {
     Node(NodeId),
     Address(SocketAddr),
 }
 
 pub(super) struct Driver {
-    swarm: Swarm<Behaviour>,
+    pub(super) swarm: Swarm<Behaviour>,
     commands: mpsc::UnboundedReceiver<Command>,
     reports: mpsc::UnboundedReceiver<(ConnectionId, Report)>,
     reporter: mpsc::UnboundedSender<(ConnectionId, Report)>,
     announcer: Option<(Announcer, mpsc::Receiver<Found>)>,
-    party: Party,
+    pub(super) party: Party,
     protocol: String,
-    peers: Peers<ConnectionId>,
-    connections: BTreeMap<ConnectionId, Connection>,
-    dials: BTreeMap<ConnectionId, Dial>,
-    refused: Refusals<Target>,
+    pub(super) peers: Peers<ConnectionId>,
+    pub(super) connections: BTreeMap<ConnectionId, Connection>,
+    pub(super) dials: BTreeMap<ConnectionId, Dial>,
+    pub(super) refused: Refusals<Target>,
     dooms: BTreeMap<(Instant, ConnectionId), Doom>,
     links: Arc<Links>,
     sink: NetworkSink,
-    clock: Arc<dyn Clock>,
+    pub(super) clock: Arc<dyn Clock>,
     rng: Arc<dyn Rng>,
     spawner: Arc<dyn Spawner>,
     tasks: Tasks,
     stopping: bool,
-}
-
-/// Counts the tasks that hold sockets, so that a shutdown can wait for them.
-#[derive(Clone, Default)]
-struct Tasks(Arc<AtomicUsize>);
-
-impl Tasks {
-    fn spawn(&self, spawner: &dyn Spawner, name: &'static str, future: BoxFuture<'static, ()>) {
-        struct Counted(Arc<AtomicUsize>);
-        impl Drop for Counted {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
-        self.0.fetch_add(1, Ordering::AcqRel);
-        let counted = Counted(Arc::clone(&self.0));
-        let whole = async move {
-            let _counted = counted;
-            future.await;
-        };
-        spawner.task(name, Box::pin(whole));
-    }
-
-    fn are_running(&self) -> bool {
-        self.0.load(Ordering::Acquire) > 0
-    }
 }
 
 impl Driver {
@@ -168,50 +119,14 @@ impl Driver {
         let NetworkConfig { identity, cluster, listen, mdns, clock, rng, spawner } = config;
         let wanted = listen::resolve(&listen)?;
         let keypair = identity.keypair();
-        let start_error = |what: &str, error: &dyn std::fmt::Display| NetworkError::Start(format!("{what}: {error}"));
-
-        let noise = noise::Config::new(keypair).map_err(|error| start_error("no noise keys", &error))?;
-        let transport = ScopedTcp::new(tcp::Config::default().nodelay(true))
-            .upgrade(Version::V1Lazy)
-            .authenticate(noise)
-            .multiplex(yamux::Config::default())
-            .timeout(DIAL_TIME)
-            .boxed();
-
-        let protocol = format!("/shoal/{}", network.wire_version);
-        let stream = StreamProtocol::try_from_owned(format!("/shoal/control/{}", network.wire_version))
-            .map_err(|error| start_error("no protocol name", &error))?;
-        let limits = connection_limits::ConnectionLimits::default()
-            .with_max_pending_incoming(Some(PENDING_MAX))
-            .with_max_pending_outgoing(Some(PENDING_MAX))
-            .with_max_established(Some(CONNECTIONS_MAX))
-            .with_max_established_per_peer(Some(CONNECTIONS_PER_PEER_MAX));
-        // Strangers are told the protocol and nothing else, neither addresses nor which program this is.
-        let identify = identify::Config::new(protocol.clone(), keypair.public())
-            .with_agent_version("shoal".to_owned())
-            .with_hide_listen_addrs(true)
-            .with_cache_size(0)
-            .with_interval(Duration::from_secs(24 * 3600));
-        let behaviour = Behaviour {
-            limits: connection_limits::Behaviour::new(limits),
-            identify: identify::Behaviour::new(identify),
-            ping: ping::Behaviour::default(),
-            control: control::Behaviour::new(stream, Gate::new(Arc::clone(&clock), cluster.is_none(), network.carrier_nat)),
-        };
-
         let tasks = Tasks::default();
-        let executor = {
-            let (tasks, spawner) = (tasks.clone(), Arc::clone(&spawner));
-            move |future: BoxFuture<'static, ()>| tasks.spawn(&*spawner, "network connection", future)
-        };
-        let swarm_config = libp2p::swarm::Config::with_executor(executor).with_idle_connection_timeout(IDLE_TIME);
-        let me = keypair.public().to_peer_id();
-        let mut swarm = Swarm::new(transport, behaviour, me, swarm_config);
+        let gate = Gate::new(Arc::clone(&clock), cluster.is_none(), network.carrier_nat);
+        let mut swarm = behaviour::swarm(keypair, network.wire_version, gate, &tasks, &spawner)?;
         for address in wanted {
             swarm.listen_on(multiaddr(address)).map_err(|error| NetworkError::Listen { address, reason: chain(&error) })?;
         }
 
-        let announcer = mdns.then(|| Announcer::start(&*spawner, me)).and_then(|started| {
+        let announcer = mdns.then(|| Announcer::start(&*spawner, *swarm.local_peer_id())).and_then(|started| {
             started.inspect_err(|error| tracing::warn!(target: "shoal::network", %error, "no mDNS: peers may not find this node")).ok()
         });
         let boot = rng.next_u64("network boot");
@@ -225,7 +140,7 @@ impl Driver {
             announcer,
             peers: Peers::new(party.node),
             party,
-            protocol,
+            protocol: behaviour::protocol(network.wire_version),
             connections: BTreeMap::new(),
             dials: BTreeMap::new(),
             refused: Refusals::new(REFUSED_PACE),
@@ -264,55 +179,11 @@ impl Driver {
         }
     }
 
-    fn emit(&self, event: NetworkEvent) {
+    pub(super) fn emit(&self, event: NetworkEvent) {
         (self.sink)(event);
     }
 
     // ---- Commands.
-
-    fn dial(&mut self, peer: Option<NodeId>, address: SocketAddr) {
-        let failed = |reason: String| NetworkEvent::DialFailed { address, reason };
-        if peer == Some(self.party.node) {
-            return self.emit(failed("it is this node itself".to_owned()));
-        }
-        if let Some(peer) = peer.filter(|peer| self.peers.is_connected(*peer)) {
-            return self.emit(NetworkEvent::AlreadyConnected { peer, address });
-        }
-        if self.dials.values().any(|dial| dial.address == address && dial.peer == peer) {
-            return;
-        }
-        let now = self.clock.now();
-        let standing = peer.and_then(|peer| self.refused.standing(&Target::Node(peer), now));
-        if let Some(standing) = standing.or_else(|| self.refused.standing(&Target::Address(address), now)) {
-            let seconds = standing.left.as_millis().div_ceil(1000);
-            return self.emit(failed(format!("refused a moment ago, not tried again for {seconds} s: {}", standing.reason)));
-        }
-        if let Err(denied) = self.swarm.behaviour().control.gate.reach(address.ip()) {
-            return self.emit(NetworkEvent::Refused { peer, address: Some(address), reason: denied.to_string() });
-        }
-        if lacks_zone(&address) {
-            return self.emit(failed("a link-local address needs its interface, as in [fe80::1%2]:52801".to_owned()));
-        }
-        let to = vec![multiaddr(address)];
-        // A port of its own for every dial: with the listening port, two simultaneous dials would meet in one TCP
-        // connection that both ends believe to have dialled.
-        let options: DialOpts = match peer {
-            Some(node) => match peer_id(node) {
-                Some(id) => DialOpts::peer_id(id)
-                    .addresses(to)
-                    .condition(libp2p::swarm::dial_opts::PeerCondition::Always)
-                    .allocate_new_port()
-                    .build(),
-                None => return self.emit(failed(format!("{node} is no node id: it is not an ed25519 public key"))),
-            },
-            None => DialOpts::unknown_peer_id().address(multiaddr(address)).allocate_new_port().build(),
-        };
-        let id = options.connection_id();
-        match self.swarm.dial(options) {
-            Ok(()) => drop(self.dials.insert(id, Dial { peer, address })),
-            Err(error) => self.emit(failed(dial_error(&error))),
-        }
-    }
 
     fn disconnect(&mut self, peer: NodeId) {
         let outputs = self.peers.disconnect(peer, false);
@@ -374,37 +245,6 @@ impl Driver {
         }
         if let Some((announcer, _)) = &self.announcer {
             announcer.expired(address);
-        }
-    }
-
-    fn discovered(&mut self, found: Found) {
-        let mut by_peer: BTreeMap<NodeId, Vec<SocketAddr>> = BTreeMap::new();
-        let mut zones = None;
-        for (peer, address) in found {
-            let (Some(node), Some(address)) = (node_id(&peer), socket_address(&address)) else { continue };
-            if node == self.party.node {
-                continue;
-            }
-            let addresses = by_peer.entry(node).or_default();
-            match address {
-                SocketAddr::V6(mut v6) if lacks_zone(&address) => {
-                    // One candidate for every interface that it may have been announced over.
-                    for zone in zones.get_or_insert_with(link_local_zones).iter().take(ZONES_MAX) {
-                        v6.set_scope_id(*zone);
-                        addresses.push(v6.into());
-                    }
-                }
-                _ => addresses.push(address),
-            }
-        }
-        for (peer, mut addresses) in by_peer {
-            // An announcement lists loopback too, where some other node may listen; it is the last choice.
-            addresses.sort_by_key(|address| (address.ip().is_loopback(), *address));
-            addresses.dedup();
-            addresses.truncate(ADDRESSES_MAX);
-            if !addresses.is_empty() {
-                self.emit(NetworkEvent::Discovered { peer, addresses });
-            }
         }
     }
 
@@ -476,18 +316,14 @@ impl Driver {
         connection.protocol = Some(protocol.clone());
         if protocol == self.protocol {
             if unsupported {
-                self.turned_away(
-                    id,
-                    format!("node {} does not know the protocol {protocol} although it says so", node.short()),
-                    Some(false),
-                );
+                self.turned_away(id, format!("node {} does not know the protocol {protocol} although it says so", node.short()));
             }
             return;
         }
         match protocol.strip_prefix("/shoal/").and_then(|version| version.parse().ok()) {
             Some(theirs) => {
                 let reason = other_version(&node.short(), theirs, self.party.wire);
-                self.turned_away(id, reason, Some(true));
+                self.turned_away(id, reason);
             }
             // Others announce themselves by mDNS too; they are none of our business, and no news.
             None => {
@@ -549,7 +385,7 @@ impl Driver {
                 self.obey(outputs);
             }
             Report::Refused { by_us, refusal } => {
-                self.turned_away(id, refusal.text(by_us, node, self.party.wire), Some(by_us));
+                self.turned_away(id, refusal.text(by_us, node, self.party.wire));
             }
             Report::Ended { misbehaved } => {
                 if let Some(text) = &misbehaved {
@@ -619,8 +455,8 @@ impl Driver {
         }
     }
 
-    /// A peer was refused (`by_us`: whether here or there; none: not by anybody in particular), once a connection.
-    fn turned_away(&mut self, id: ConnectionId, reason: String, by_us: Option<bool>) {
+    /// A peer was refused, or refused this node. Reported once a connection.
+    fn turned_away(&mut self, id: ConnectionId, reason: String) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if std::mem::replace(&mut connection.concluded, true) {
             return;
@@ -628,27 +464,10 @@ impl Driver {
         let (node, address, dialled) = (connection.node, connection.address, connection.dialled);
         if dialled {
             self.remember_refusal(id, &reason);
-        } else if by_us.is_some() {
+        } else {
             self.swarm.behaviour_mut().control.gate.refuse(node, address);
         }
         self.emit(NetworkEvent::Refused { peer: Some(node), address: Some(address), reason });
-    }
-
-    /// Does not dial there again for a while.
-    fn remember_refusal(&mut self, id: ConnectionId, reason: &str) {
-        let Some(connection) = self.connections.get(&id).filter(|connection| connection.dialled) else { return };
-        let now = self.clock.now();
-        self.refused.note(Target::Node(connection.node), now, reason);
-        self.refused.note(Target::Address(connection.address), now, reason);
-    }
-
-    /// A dial came to nothing after the connection was made, unless it was reported otherwise.
-    fn dial_failed(&mut self, id: ConnectionId, reason: String) {
-        let Some(connection) = self.connections.get_mut(&id).filter(|connection| connection.dialled) else { return };
-        if !std::mem::replace(&mut connection.concluded, true) {
-            let address = connection.address;
-            self.emit(NetworkEvent::DialFailed { address, reason });
-        }
     }
 
     // ---- Time.
@@ -676,7 +495,7 @@ impl Driver {
                         let (node, wire) = (connection.node.short(), self.party.wire);
                         let reason =
                             format!("node {node} does not speak wire version {wire}: install the same version of shoal on both nodes");
-                        self.turned_away(id, reason, None);
+                        self.turned_away(id, reason);
                         self.swarm.close_connection(id);
                     }
                 }
@@ -735,47 +554,4 @@ async fn found(announcer: &mut Option<(Announcer, mpsc::Receiver<Found>)>) -> Op
         },
         None => std::future::pending().await,
     }
-}
-
-/// An error and what caused it, without saying the same thing twice.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let words = cause.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        source = cause.source();
-    }
-    text
-}
-
-/// Why a dial failed, for people.
-fn dial_error(error: &DialError) -> String {
-    match error {
-        DialError::LocalPeerId { .. } => "it is this node itself".to_owned(),
-        DialError::WrongPeerId { obtained, .. } => {
-            let who = node_id(obtained).map_or_else(|| obtained.to_string(), |node| node.short());
-            format!("another node answers there: {who}")
-        }
-        DialError::Denied { cause } => match cause.downcast_ref::<Denied>() {
-            Some(denied) => denied.to_string(),
-            None => chain(cause),
-        },
-        DialError::Transport(errors) => match errors.first() {
-            Some((_, error)) => root(error),
-            None => "no way to reach it".to_owned(),
-        },
-        other => chain(other),
-    }
-}
-
-/// The innermost cause: what the system said.
-fn root(error: &dyn std::error::Error) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(cause) = innermost.source() {
-        innermost = cause;
-    }
-    innermost.to_string()
 }

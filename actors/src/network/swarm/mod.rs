@@ -2,11 +2,15 @@
 
 mod address;
 mod announce;
+mod behaviour;
 mod connection;
 mod control;
 mod driver;
+mod errors;
 mod listen;
+mod outreach;
 mod scoped;
+mod tasks;
 mod wire;
 
 use std::collections::BTreeMap;

@@ -8,12 +8,14 @@ mod packed;
 mod pages;
 mod pool;
 mod simd;
+mod speed;
 mod workspace;
 
 pub(crate) use packed::PackedMatrix;
 pub(crate) use pages::Pages;
 #[cfg(test)]
 pub(crate) use simd::Isa;
+pub use speed::{CpuSpeed, measure};
 pub use workspace::Workspace;
 
 use burn::tensor::TensorData;

@@ -79,19 +79,15 @@ impl TcpProvider {
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Failed::Busy(reason(&error)),
             _ => failed(error),
         })?;
-        let Some(theirs) = handshake::read_challenge(&challenge) else {
-            let reason = CloseReason::Misbehaved("it speaks another version, or is no Shoal node".to_owned());
-            return Err(Failed::Final(DialError::Handshake { endpoint, reason }));
-        };
         let proof = handshake::proof(ticket, &hello, &challenge);
         let mut verdict = [0; VERDICT_BYTES];
         words.say(&proof).and_then(|()| words.hear(&mut verdict)).map_err(failed)?;
         let id = ticket.id();
-        match handshake::read_verdict(ticket, &hello, &challenge, &proof, &verdict) {
-            Verdict::Welcome => {}
+        let theirs = match handshake::read_verdict(ticket, &hello, &challenge, &proof, &verdict) {
+            Verdict::Welcome(theirs) => theirs,
             Verdict::Refused => return Err(Failed::Final(DialError::Refused { endpoint, id })),
             Verdict::Impostor => return Err(Failed::Final(DialError::Impostor { endpoint, id })),
-        }
+        };
         let limits = [ours.message_bytes_max, theirs.message_bytes_max];
         TcpLink::new(stream, address, Arc::clone(&self.effects.clock), self.liveness(), limits).map_err(failed)
     }

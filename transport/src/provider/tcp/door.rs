@@ -127,6 +127,8 @@ impl Door {
         if strangers.len() >= STRANGERS_MAX {
             drop(strangers.remove(0));
         }
+        // An IPv4 peer of a socket for both families comes with an address that looks like IPv6.
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         if stream.set_nonblocking(true).is_err() || stream.set_nodelay(true).is_err() {
             return;
         }
@@ -168,11 +170,8 @@ impl Door {
             return Outcome::Gone;
         };
         let expected = self.desk.look_up(id);
-        let mut nonce = [0; 32];
-        self.effects.rng.fill("link challenge", &mut nonce);
-        // A stranger that names no expected ticket is told a limit too, the usual one.
-        let ours = expected.as_ref().map_or_else(LinkOptions::default, |(_, options)| *options);
-        let challenge = handshake::challenge(&nonce, ours);
+        let mut challenge = [0; CHALLENGE_BYTES];
+        self.effects.rng.fill("link challenge", &mut challenge);
         if say(&stranger.stream, &challenge).is_err() {
             return Outcome::Gone;
         }
@@ -199,7 +198,7 @@ impl Door {
             return;
         };
         let made = stranger.stream.try_clone().and_then(|stream| {
-            say(&stranger.stream, &handshake::welcome(ticket, hello, challenge, &proof))?;
+            say(&stranger.stream, &handshake::welcome(ticket, hello, challenge, &proof, *ours))?;
             let limits = [ours.message_bytes_max, theirs.message_bytes_max];
             TcpLink::new(stream, stranger.address, Arc::clone(&self.effects.clock), self.liveness, limits)
         });
@@ -223,7 +222,7 @@ fn say(mut stream: &TcpStream, words: &[u8]) -> std::io::Result<()> {
 
 /// What counts as one address: a whole /64 of IPv6, which one host can have.
 fn place(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
+    match address {
         IpAddr::V4(v4) => IpAddr::V4(v4),
         IpAddr::V6(v6) => {
             let [a, b, c, d, ..] = v6.segments();

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! dialler                                     acceptor
-//!   hello: magic 8, ticket id 16, nonce 32, longest message 4, zero 4   →
-//!                        ←   challenge: nonce 32, longest message 4, zero 4
-//!   proof: tag 32        →
-//!                        ←   verdict: 1, tag 32     (or 0 and zeros: refused)
+//!   hello: magic 8, ticket id 16,
+//!          nonce 32, longest message 4, zero 4  →
+//!                                         ←   challenge: nonce 32
+//!   proof: tag 32                         →
+//!                                         ←   verdict: 1, longest message 4, tag 32     (or zeros: refused)
 //! ```
 //!
 //! A tag is blake3 keyed with a key that is derived from the secret for the one direction, over everything that was said
@@ -17,9 +18,9 @@ use crate::link::LinkOptions;
 use crate::provider::Ticket;
 
 pub(super) const HELLO_BYTES: usize = 64;
-pub(super) const CHALLENGE_BYTES: usize = 40;
+pub(super) const CHALLENGE_BYTES: usize = 32;
 pub(super) const PROOF_BYTES: usize = 32;
-pub(super) const VERDICT_BYTES: usize = 33;
+pub(super) const VERDICT_BYTES: usize = 37;
 
 const MAGIC: [u8; 8] = *b"shoalTL1";
 const DIALLER: &str = "shoal 2026 tensor link v1: dialler's proof";
@@ -43,19 +44,6 @@ pub(super) fn read_hello(hello: &[u8; HELLO_BYTES]) -> Option<(u128, LinkOptions
     (hello[..8] == MAGIC && hello[60..] == [0; 4]).then(|| (u128::from_le_bytes(id), options(&hello[56..60])))
 }
 
-/// The acceptor's answer.
-pub(super) fn challenge(nonce: &Nonce, options: LinkOptions) -> [u8; CHALLENGE_BYTES] {
-    let mut out = [0; CHALLENGE_BYTES];
-    out[..32].copy_from_slice(nonce);
-    out[32..36].copy_from_slice(&options.message_bytes_max.to_le_bytes());
-    out
-}
-
-/// The acceptor's options.
-pub(super) fn read_challenge(challenge: &[u8; CHALLENGE_BYTES]) -> Option<LinkOptions> {
-    (challenge[36..] == [0; 4]).then(|| options(&challenge[32..36]))
-}
-
 fn options(bytes: &[u8]) -> LinkOptions {
     let mut word = [0; 4];
     word.copy_from_slice(bytes);
@@ -73,24 +61,27 @@ fn tag(ticket: &Ticket, context: &'static str, said: &[&[u8]]) -> blake3::Hash {
 }
 
 /// What the dialler proves itself with.
-pub(super) fn proof(ticket: &Ticket, hello: &[u8; HELLO_BYTES], challenge: &[u8; CHALLENGE_BYTES]) -> [u8; PROOF_BYTES] {
+pub(super) fn proof(ticket: &Ticket, hello: &[u8; HELLO_BYTES], challenge: &Nonce) -> [u8; PROOF_BYTES] {
     tag(ticket, DIALLER, &[hello, challenge]).into()
 }
 
 /// Whether the dialler proved itself. Takes the same time wherever the proof is wrong.
-pub(super) fn proved(ticket: &Ticket, hello: &[u8; HELLO_BYTES], challenge: &[u8; CHALLENGE_BYTES], proof: &[u8; PROOF_BYTES]) -> bool {
+pub(super) fn proved(ticket: &Ticket, hello: &[u8; HELLO_BYTES], challenge: &Nonce, proof: &[u8; PROOF_BYTES]) -> bool {
     tag(ticket, DIALLER, &[hello, challenge]) == blake3::Hash::from_bytes(*proof)
 }
 
-/// The acceptor's welcome, with its own proof.
+/// The acceptor's welcome, with its options and its own proof.
 pub(super) fn welcome(
     ticket: &Ticket,
     hello: &[u8; HELLO_BYTES],
-    challenge: &[u8; CHALLENGE_BYTES],
+    challenge: &Nonce,
     proof: &[u8; PROOF_BYTES],
+    options: LinkOptions,
 ) -> [u8; VERDICT_BYTES] {
     let mut out = [1; VERDICT_BYTES];
-    out[1..].copy_from_slice(tag(ticket, ACCEPTOR, &[hello, challenge, proof]).as_bytes());
+    out[1..5].copy_from_slice(&options.message_bytes_max.to_le_bytes());
+    let tag = tag(ticket, ACCEPTOR, &[hello, challenge, proof, &out[..5]]);
+    out[5..].copy_from_slice(tag.as_bytes());
     out
 }
 
@@ -100,8 +91,8 @@ pub(super) const REFUSAL: [u8; VERDICT_BYTES] = [0; VERDICT_BYTES];
 /// What a verdict says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The acceptor holds the secret too.
-    Welcome,
+    /// The acceptor holds the secret too; these are its options.
+    Welcome(LinkOptions),
     /// It refused.
     Refused,
     /// It says welcome and cannot prove that it may.
@@ -112,15 +103,17 @@ pub(super) enum Verdict {
 pub(super) fn read_verdict(
     ticket: &Ticket,
     hello: &[u8; HELLO_BYTES],
-    challenge: &[u8; CHALLENGE_BYTES],
+    challenge: &Nonce,
     proof: &[u8; PROOF_BYTES],
     verdict: &[u8; VERDICT_BYTES],
 ) -> Verdict {
     let mut theirs = [0; 32];
-    theirs.copy_from_slice(&verdict[1..]);
+    theirs.copy_from_slice(&verdict[5..]);
     match verdict[0] {
         0 => Verdict::Refused,
-        1 if tag(ticket, ACCEPTOR, &[hello, challenge, proof]) == blake3::Hash::from_bytes(theirs) => Verdict::Welcome,
+        1 if tag(ticket, ACCEPTOR, &[hello, challenge, proof, &verdict[..5]]) == blake3::Hash::from_bytes(theirs) => {
+            Verdict::Welcome(options(&verdict[1..5]))
+        }
         _ => Verdict::Impostor,
     }
 }
@@ -139,23 +132,25 @@ mod tests {
         assert_eq!(&hello[..12], b"shoalTL1\x02\x01\0\0");
         assert_eq!(&hello[52..], [0xaa, 0xaa, 0xaa, 0xaa, 4, 3, 2, 1, 0, 0, 0, 0]);
         assert_eq!(read_hello(&hello), Some((0x0102, OPTIONS)));
-        let challenge = challenge(&[0xbb; 32], OPTIONS);
-        assert_eq!(&challenge[30..], [0xbb, 0xbb, 4, 3, 2, 1, 0, 0, 0, 0]);
-        assert_eq!(read_challenge(&challenge), Some(OPTIONS));
+        let welcome = welcome(&Ticket::new(0x0102, [9; 32]), &hello, &[0xbb; 32], &[0xcc; 32], OPTIONS);
+        assert_eq!(&welcome[..5], [1, 4, 3, 2, 1]);
     }
 
     #[test]
     fn both_ends_prove_themselves_and_neither_proof_serves_the_other() {
         let ticket = Ticket::new(1, [1; 32]);
         let hello = hello(&ticket, &[2; 32], OPTIONS);
-        let challenge = challenge(&[3; 32], OPTIONS);
+        let challenge = [3; 32];
         let proof = proof(&ticket, &hello, &challenge);
         assert!(proved(&ticket, &hello, &challenge, &proof));
-        let welcome = welcome(&ticket, &hello, &challenge, &proof);
-        assert_eq!(read_verdict(&ticket, &hello, &challenge, &proof, &welcome), Verdict::Welcome);
+        let welcome = welcome(&ticket, &hello, &challenge, &proof, OPTIONS);
+        assert_eq!(read_verdict(&ticket, &hello, &challenge, &proof, &welcome), Verdict::Welcome(OPTIONS));
+        let mut other = welcome;
+        other[1] ^= 1;
+        assert_eq!(read_verdict(&ticket, &hello, &challenge, &proof, &other), Verdict::Impostor, "its options are proved too");
         assert_eq!(read_verdict(&ticket, &hello, &challenge, &proof, &REFUSAL), Verdict::Refused);
         let mut reflected = [1; VERDICT_BYTES];
-        reflected[1..].copy_from_slice(&proof);
+        reflected[5..].copy_from_slice(&proof);
         assert_eq!(read_verdict(&ticket, &hello, &challenge, &proof, &reflected), Verdict::Impostor);
     }
 
@@ -166,7 +161,7 @@ mod tests {
         ) {
             let ticket = Ticket::new(7, secret);
             let mut hello = hello(&ticket, &nonces[0], OPTIONS);
-            let mut challenge = challenge(&nonces[1], OPTIONS);
+            let mut challenge = nonces[1];
             let mut proof = proof(&ticket, &hello, &challenge);
             let mut other = secret;
             other[byte % 32] ^= 1u8 << bit;

@@ -15,7 +15,11 @@ use crate::testing::{effects, soon};
 
 const OPTIONS: LinkOptions = LinkOptions::for_payload(4096);
 
+/// On loopback, with the patience of a loaded machine unless a test has its own.
 fn provider(effects: &Effects, options: TcpOptions) -> TcpProvider {
+    let usual = options.silence_max == TcpOptions::default().silence_max;
+    let silence_max = if usual { Duration::from_secs(60) } else { options.silence_max };
+    let options = TcpOptions { silence_max, ..options };
     TcpProvider::new(effects.clone(), TcpOptions { listen: vec!["127.0.0.1:0".parse().unwrap()], ..options }).unwrap()
 }
 
@@ -81,7 +85,7 @@ fn a_stranger_gets_the_same_answer_for_known_and_unknown_tickets() {
     let effects = effects();
     let provider = provider(&effects, TcpOptions::default());
     let ticket = Ticket::random(&SystemRng);
-    let _expected = provider.expect(&ticket, LinkOptions::default()).unwrap();
+    let _expected = provider.expect(&ticket, OPTIONS).unwrap();
     let answers = [ticket.id(), ticket.id() ^ 1].map(|id| {
         let mut stream = connect(&provider);
         stream.write_all(&handshake::hello(&Ticket::new(id, [1; 32]), &[5; 32], OPTIONS)).unwrap();
@@ -110,7 +114,7 @@ fn other_protocols_get_no_answer() {
 #[test]
 fn silent_strangers_keep_nobody_out_and_are_put_out() {
     let effects = effects();
-    let provider = provider(&effects, TcpOptions { handshake_max: Duration::from_millis(300), ..TcpOptions::default() });
+    let provider = provider(&effects, TcpOptions { handshake_max: Duration::from_secs(1), ..TcpOptions::default() });
     let mut strangers: Vec<TcpStream> = (0..100).map(|_| connect(&provider)).collect();
     let ticket = Ticket::random(&SystemRng);
     let expected = provider.expect(&ticket, OPTIONS).unwrap();
@@ -131,10 +135,10 @@ fn an_acceptor_without_the_secret_is_found_out() {
         scope.spawn(|| {
             let (mut stream, _) = impostor.accept().unwrap();
             stream.read_exact(&mut [0; HELLO_BYTES]).unwrap();
-            stream.write_all(&handshake::challenge(&[3; 32], OPTIONS)).unwrap();
+            stream.write_all(&[3; CHALLENGE_BYTES]).unwrap();
             let mut proof = [0; 32];
             stream.read_exact(&mut proof).unwrap();
-            let mut verdict = vec![1];
+            let mut verdict = vec![1, 0, 0, 1, 0];
             verdict.extend_from_slice(&proof);
             stream.write_all(&verdict).unwrap();
         });
@@ -228,6 +232,33 @@ fn messages_are_found_however_the_stream_is_cut() {
     });
 }
 
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
+    #[test]
+    fn no_bytes_make_a_link_panic(
+        records in proptest::collection::vec(
+            (0u32..80, 0u8..5, proptest::collection::vec(proptest::prelude::any::<u8>(), 0..80), proptest::prelude::any::<bool>()),
+            0..12,
+        ),
+    ) {
+        let effects = effects();
+        let provider = provider(&effects, TcpOptions::default());
+        let (link, mut stream) = against_bare_socket(&effects, &provider);
+        for (bytes, kind, mut body, honest) in records {
+            let bytes = if honest { body.len() as u32 } else { bytes };
+            if kind > 3 {
+                body.clear();
+            }
+            drop(stream.write_all(&record(bytes, kind, &body)));
+        }
+        drop(stream);
+        while let Ok(bytes) = link.recv(&mut [0; 64], soon(&effects)) {
+            proptest::prop_assert!(bytes <= 64);
+        }
+        proptest::prop_assert!(link.health().closed.is_some());
+    }
+}
+
 #[test]
 fn silence_is_noticed_with_nothing_in_flight() {
     let effects = effects();
@@ -238,6 +269,27 @@ fn silence_is_noticed_with_nothing_in_flight() {
     let (link, _stream) = against_bare_socket(&effects, &provider);
     let error = link.recv(&mut [0; 64], soon(&effects)).unwrap_err();
     assert!(matches!(error, RecvError::Closed(CloseReason::Silent { silence_ms: 150.. })), "{error}");
+}
+
+#[test]
+fn silence_frees_a_blocked_sender() {
+    let effects = effects();
+    let quick = TcpOptions { silence_max: Duration::from_millis(300), ..TcpOptions::default() };
+    let provider = provider(&effects, quick);
+    let (link, _stream) = against_bare_socket(&effects, &provider);
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(|| {
+            loop {
+                if let Err(error) = link.send(&[&[7; 4096]], soon(&effects)) {
+                    return error;
+                }
+            }
+        });
+        let received = link.recv(&mut [0; 64], soon(&effects));
+        assert!(matches!(received, Err(RecvError::Closed(CloseReason::Silent { .. }))), "{received:?}");
+        let sent = sending.join().unwrap();
+        assert!(matches!(sent, SendError::Closed(CloseReason::Silent { .. })), "{sent}");
+    });
 }
 
 #[test]

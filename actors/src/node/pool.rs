@@ -1,0 +1,124 @@
+//! Memory of the cluster for programs that embed a node.
+
+use crate::ids::{LeaseId, NodeId};
+use crate::lease::{AcquireError, Grant, LeaseKeeper, LeaseSpec, size};
+use crate::membership::ClusterView;
+
+use super::Node;
+
+/// Why memory was not lent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseFailure {
+    /// Nobody has as much free as was asked for.
+    #[error("no node has {} free: the most are {}; start another node, raise --memory, or lease less at a time", size(*asked), size(*most))]
+    NobodyHas {
+        /// Bytes asked for.
+        asked: u64,
+        /// The most that any node has free.
+        most: u64,
+    },
+    /// An owner refused, or could not be asked.
+    #[error(transparent)]
+    Refused(#[from] AcquireError),
+}
+
+/// The memory of the cluster, as a program leases it under a name. See [`Node::pool`].
+#[derive(Debug, Clone)]
+pub struct Pool {
+    node: Node,
+    name: String,
+}
+
+impl Pool {
+    pub(super) fn new(node: Node, name: String) -> Self {
+        Self { node, name }
+    }
+
+    /// Leases so many bytes from a node, or from whichever has the most free. The lease is renewed until it is released
+    /// or dropped.
+    ///
+    /// # Errors
+    /// [`LeaseFailure`] says who refused and why.
+    pub async fn lease(&self, bytes: u64, from: Option<NodeId>) -> Result<UserLease, LeaseFailure> {
+        let owners = match from {
+            Some(owner) => vec![owner],
+            None => lenders(&self.node.view(), bytes)?,
+        };
+        let mut failure = None;
+        // Cards are hints: who is thought to have enough may have lent it a moment ago.
+        for owner in owners {
+            let id = LeaseId::random(&*self.node.env().rng);
+            let spec = LeaseSpec::user(id, self.node.id(), self.name.clone(), bytes);
+            match self.node.keeper().acquire_all(vec![(owner, spec)]).await {
+                Ok(grants) => {
+                    let Some(grant) = grants.into_iter().next() else { return Err(AcquireError::Stopped.into()) };
+                    return Ok(UserLease { keeper: self.node.keeper().clone(), grant });
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or(AcquireError::Stopped).into())
+    }
+}
+
+/// Who could lend so much, the one with the most first.
+fn lenders(view: &ClusterView, bytes: u64) -> Result<Vec<NodeId>, LeaseFailure> {
+    let mut free: Vec<(u64, NodeId)> = view.alive().map(|(node, member)| (member.card.memory_free_bytes, node)).collect();
+    free.sort_by_key(|(free, node)| (std::cmp::Reverse(*free), *node));
+    let most = free.first().map_or(0, |(free, _)| *free);
+    free.retain(|(free, _)| *free >= bytes);
+    if free.is_empty() {
+        return Err(LeaseFailure::NobodyHas { asked: bytes, most });
+    }
+    Ok(free.into_iter().map(|(_, node)| node).collect())
+}
+
+/// Memory of a node, lent to this one. It goes back when this is dropped; [`UserLease::release`] also waits until the
+/// owner knows.
+#[derive(Debug)]
+pub struct UserLease {
+    keeper: LeaseKeeper,
+    grant: Grant,
+}
+
+impl UserLease {
+    /// Its name.
+    pub fn id(&self) -> LeaseId {
+        self.grant.lease
+    }
+
+    /// Whose memory it is.
+    pub fn owner(&self) -> NodeId {
+        self.grant.owner
+    }
+
+    /// How much, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.grant.bytes
+    }
+
+    /// What proves the right to it, to show to whoever serves the memory.
+    pub fn grant(&self) -> &Grant {
+        &self.grant
+    }
+
+    /// Whether it may be used at this moment. Once it may not, e.g. because its owner died, it never may again.
+    pub fn is_usable(&self) -> bool {
+        self.keeper.may_use(self.grant.lease)
+    }
+
+    /// Gives it back. Resolves when its owner has heard it, or after a few seconds; the node goes on trying by itself.
+    pub async fn release(self) {
+        let back = self.keeper.release(&[self.grant.lease]);
+        drop(self);
+        back.await;
+    }
+}
+
+impl Drop for UserLease {
+    fn drop(&mut self) {
+        // Asked for at once; nobody needs to wait for the answer.
+        drop(self.keeper.release(&[self.grant.lease]));
+    }
+}

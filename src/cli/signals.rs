@@ -1,0 +1,49 @@
+//! Ctrl-C, and what service managers send.
+
+use std::io;
+
+/// Requests to end this program. While it exists they do not end the process by themselves.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    #[cfg(unix)]
+    streams: [tokio::signal::unix::Signal; 3],
+}
+
+impl Signals {
+    #[cfg(unix)]
+    pub(crate) fn listen() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { streams: [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?] })
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) fn listen() -> io::Result<Self> {
+        Ok(Self {})
+    }
+
+    /// Resolves at the next one.
+    #[cfg(unix)]
+    pub(crate) async fn next(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.streams;
+        tokio::select! {
+            biased;
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+
+    /// Resolves at the next one.
+    #[cfg(not(unix))]
+    pub(crate) async fn next(&mut self) {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl From<io::Error> for super::Failure {
+    fn from(error: io::Error) -> Self {
+        Self::new(format!("the operating system refuses: {error}"))
+    }
+}

@@ -1,0 +1,359 @@
+//! `shoal up`
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+use shoal::api::{Api, BindError, Serving};
+use shoal::card::{DeviceKind, NodeCard};
+use shoal::{ClusterKey, MemberEvent, Node};
+use tokio::sync::mpsc;
+
+use super::pull::catalog_settings;
+use super::size::parse_size;
+use super::{API_DEFAULT, Exit, Failure, ModelsOption, Signals, note, say, size_text};
+
+/// How often the search for peers is asked whom it cannot talk to.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long the control network may take to say where it listens.
+const LISTEN_PATIENCE: Duration = Duration::from_secs(3);
+/// Refusals that are remembered, so that none is announced over and over.
+const REFUSALS_MAX: usize = 1000;
+/// How long leaving may take when nobody is left to be told about it.
+const LEAVE_ALONE: Duration = Duration::from_secs(8);
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Without flags the node joins whatever nodes it finds on the local network. Ctrl-C leaves the cluster; a second one ends at once.\n\n\
+    Examples:\n  shoal up\n  shoal up --memory 8GiB --threads 6\n  SHOAL_KEY=$(cat key) shoal up            a private cluster\n  \
+    shoal up --peer 10.0.0.7:4100 --no-mdns  an address instead of discovery\n  shoal up --api 0.0.0.0:52800             HTTP for other machines"
+)]
+pub(crate) struct Up {
+    /// Folder for the node's identity and what it knows of peers; one node at a time can use it [default: the user's data folder]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Name of the node, for people [default: the host's name]
+    #[arg(long)]
+    name: Option<String>,
+    /// Address for connections of peers; may be given more than once [default: every interface, a free port]
+    #[arg(long, value_name = "ADDR")]
+    listen: Vec<SocketAddr>,
+    /// Address for tensor links; may be given more than once [default: every interface, a free port]
+    #[arg(long, value_name = "ADDR")]
+    tensor_listen: Vec<SocketAddr>,
+    /// Address of a peer, beside those that are found; may be given more than once
+    #[arg(long, value_name = "ADDR")]
+    peer: Vec<SocketAddr>,
+    /// Key of a private cluster, as `shoal key new` makes it; better given as SHOAL_KEY, where other users cannot read it
+    #[arg(long, value_name = "TEXT", env = "SHOAL_KEY", hide_env_values = true)]
+    key: Option<String>,
+    /// Memory to lend, e.g. 4GiB [default: a good part of what is available]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<u64>,
+    /// Threads for computing [default: the cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    threads: Option<u32>,
+    #[command(flatten)]
+    models: ModelsOption,
+    /// Address of the HTTP interface; port 0 takes a free one
+    #[arg(long, value_name = "ADDR", default_value = API_DEFAULT)]
+    api: SocketAddr,
+    /// No HTTP interface
+    #[arg(long, conflicts_with = "api")]
+    no_api: bool,
+    /// Do not announce the node, nor look for others, by mDNS
+    #[arg(long)]
+    no_mdns: bool,
+    /// Do not announce the node, nor look for others, by multicast hellos
+    #[arg(long)]
+    no_beacon: bool,
+    /// Print what happens as JSON, one object a line; the first one tells the node's id and addresses
+    #[arg(long)]
+    json: bool,
+    /// Write the node's id and addresses to this file, as JSON, once it runs
+    #[arg(long, value_name = "FILE")]
+    ready_file: Option<PathBuf>,
+    /// Leave when standard input ends: for programs that start nodes, so that none outlives them
+    #[arg(long)]
+    exit_with_stdin: bool,
+    /// Remove the data folder at the end, and the folder that it is in if that is empty then
+    #[arg(long, hide = true, requires = "data_dir")]
+    temporary: bool,
+}
+
+/// What the node's parts have to tell.
+enum News {
+    Member(MemberEvent),
+    AskedToLeave,
+    StdinEnded,
+}
+
+impl Up {
+    pub(crate) async fn run(self) -> Result<(), Failure> {
+        let mut signals = Signals::listen()?;
+        let key = match &self.key {
+            Some(text) => Some(ClusterKey::from_text(text).map_err(|error| Failure::new(error.to_string()).exit(Exit::Usage))?),
+            None => None,
+        };
+        let private = key.is_some();
+        let api = if self.no_api { None } else { Some(Api::bind(self.api).await.map_err(port_taken)?) };
+        let started = tokio::select! {
+            biased;
+            () = signals.next() => return Err(Failure::interrupted()),
+            started = self.start(key, api.as_ref().map(Api::address)) => started,
+        };
+        let node = started?;
+        let (tell, mut news) = mpsc::unbounded_channel();
+        let member = tell.clone();
+        node.membership().subscribe(Box::new(move |event| drop(member.send(News::Member(*event)))));
+        let asked = tell.clone();
+        let serving = api.map(|api| api.serve(node.clone(), move || drop(asked.send(News::AskedToLeave))));
+        if self.exit_with_stdin {
+            watch_stdin(tell)?;
+        }
+        let result = match self.ready(&node, serving.as_ref(), private).await {
+            Ok(()) => self.watch(&node, &mut news, &mut signals).await,
+            Err(failure) => Err(failure),
+        };
+        self.end(node, serving, &mut signals).await;
+        result
+    }
+
+    async fn start(&self, key: Option<ClusterKey>, api: Option<SocketAddr>) -> Result<Node, Failure> {
+        let mut node = Node::builder()
+            .listen(self.listen.clone())
+            .tensor_listen(self.tensor_listen.clone())
+            .peers(self.peer.clone())
+            .mdns(!self.no_mdns)
+            .beacon(!self.no_beacon)
+            .models(catalog_settings(&self.models)?);
+        if let Some(folder) = &self.data_dir {
+            node = node.data_dir(folder);
+        }
+        if let Some(name) = &self.name {
+            node = node.name(name);
+        }
+        if let Some(key) = key {
+            node = node.cluster_key(key);
+        }
+        if let Some(bytes) = self.memory {
+            node = node.memory(bytes);
+        }
+        if let Some(threads) = self.threads {
+            node = node.threads(threads);
+        }
+        if let Some(api) = api {
+            node = node.api_address(api.to_string());
+        }
+        Ok(node.start().await?)
+    }
+
+    async fn ready(&self, node: &Node, serving: Option<&Serving>, private: bool) -> Result<(), Failure> {
+        let listening = async {
+            while node.network().listening().is_empty() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let _ = tokio::time::timeout(LISTEN_PATIENCE, listening).await;
+        let view = node.view();
+        let Some(card) = view.card(node.id()) else { return Err(Failure::new("the node does not know itself; this is a bug")) };
+        let control: Vec<String> = node.network().listening().iter().map(ToString::to_string).collect();
+        let api = serving.map(|serving| serving.address().to_string());
+        let ready = json!({
+            "event": "ready",
+            "node": node.id().to_string(),
+            "name": card.name,
+            "version": card.version,
+            "control": control,
+            "api": api,
+            "private": private,
+            "pid": std::process::id(),
+        });
+        if let Some(file) = &self.ready_file {
+            write_whole(file, &ready).map_err(|error| Failure::new(format!("cannot write {}: {error}", file.display())))?;
+        }
+        if self.json {
+            say!("{ready}");
+        } else {
+            banner(card, node, &control, api.as_deref(), private);
+        }
+        Ok(())
+    }
+
+    /// Announces what happens until there is a reason to leave.
+    async fn watch(&self, node: &Node, news: &mut mpsc::UnboundedReceiver<News>, signals: &mut Signals) -> Result<(), Failure> {
+        let mut refused = BTreeSet::new();
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = signals.next() => return Ok(()),
+                reason = node.stopped() => return Err(Failure::new(format!("the node stopped: {reason}"))),
+                told = news.recv() => match told {
+                    Some(News::Member(event)) => self.member(node, event),
+                    Some(News::AskedToLeave | News::StdinEnded) | None => return Ok(()),
+                },
+                _ = look.tick() => self.refusals(node, &mut refused),
+            }
+        }
+    }
+
+    fn member(&self, node: &Node, event: MemberEvent) {
+        let who = event.node();
+        if who == node.id() {
+            return;
+        }
+        let word = match event {
+            MemberEvent::Joined { .. } => "joined",
+            MemberEvent::Left { .. } => "left",
+            MemberEvent::Dead { .. } => "dead",
+            MemberEvent::Suspect { .. } => "suspect",
+            MemberEvent::Alive { .. } => "alive",
+            _ => return,
+        };
+        let view = node.view();
+        let card = view.get(who).map(|member| member.card.clone());
+        let name = card.as_ref().map_or("a node", |card| card.name.as_str());
+        if self.json {
+            say!("{}", json!({"event": word, "node": who.to_string(), "name": name}));
+            return;
+        }
+        let short = who.short();
+        match word {
+            "joined" => {
+                let memory = card.as_ref().map_or(0, |card| card.memory_offered_bytes);
+                let platform = card.as_ref().map_or("", |card| card.platform.as_str());
+                say!("+ {name} ({short}) joined: {platform}, {} on offer", size_text(memory));
+            }
+            "left" => say!("- {name} ({short}) left"),
+            "dead" => say!("- {name} ({short}) is gone: it does not answer any more"),
+            "suspect" => say!("? {name} ({short}) does not answer"),
+            _ => say!("+ {name} ({short}) answers again"),
+        }
+    }
+
+    fn refusals(&self, node: &Node, known: &mut BTreeSet<(Option<shoal::NodeId>, String)>) {
+        for refusal in node.discovery().refusals() {
+            if known.len() >= REFUSALS_MAX {
+                known.clear();
+            }
+            if !known.insert((refusal.peer, refusal.reason.clone())) {
+                continue;
+            }
+            let address = refusal.address.map(|address| address.to_string());
+            if self.json {
+                let peer = refusal.peer.map(|peer| peer.to_string());
+                say!("{}", json!({"event": "refused", "node": peer, "address": address, "reason": refusal.reason}));
+            } else {
+                let who = refusal.peer.map(|peer| peer.short()).or(address).unwrap_or_else(|| "somebody".to_owned());
+                say!("! {who} is not talked to: {}", refusal.reason);
+            }
+        }
+    }
+
+    /// Leaves the cluster. Another signal ends it at once.
+    async fn end(&self, node: Node, serving: Option<Serving>, signals: &mut Signals) {
+        if self.json {
+            say!("{}", json!({"event": "leaving"}));
+        } else {
+            say!("leaving the cluster");
+        }
+        if let Some(serving) = &serving {
+            serving.announce_leaving();
+        }
+        let leaving = async {
+            node.leave().await;
+            if let Some(serving) = serving {
+                serving.stop().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = signals.next() => {
+                note!("ending at once");
+                self.remove_data();
+                std::process::exit(i32::from(Exit::Interrupted as u8));
+            }
+            () = leaving => {}
+        }
+        self.remove_data();
+        if self.json {
+            say!("{}", json!({"event": "left", "node": node.id().to_string()}));
+        }
+    }
+
+    fn remove_data(&self) {
+        if let Some(folder) = self.data_dir.as_ref().filter(|_| self.temporary) {
+            if let Err(error) = std::fs::remove_dir_all(folder) {
+                note!("cannot remove {}: {error}", folder.display());
+            }
+            // The last of several nodes finds it empty.
+            let _ = folder.parent().map(std::fs::remove_dir);
+        }
+    }
+}
+
+fn port_taken(error: BindError) -> Failure {
+    let in_use = error.source.kind() == std::io::ErrorKind::AddrInUse;
+    let failure = Failure::new(error.to_string());
+    if in_use {
+        failure.exit(Exit::InUse).help(
+            "if a node runs there already, `shoal status` shows it; else choose another address with --api (127.0.0.1:0 takes a free port) or leave HTTP out with --no-api",
+        )
+    } else {
+        failure.help("choose another address with --api, or leave HTTP out with --no-api")
+    }
+}
+
+/// Tells when standard input ends, and ends the process if leaving takes too long after that: whoever started it is gone.
+fn watch_stdin(tell: mpsc::UnboundedSender<News>) -> Result<(), Failure> {
+    let watch = move || {
+        let mut stdin = std::io::stdin().lock();
+        let mut sink = [0; 64];
+        while matches!(stdin.read(&mut sink), Ok(count) if count > 0) {}
+        let _ = tell.send(News::StdinEnded);
+        std::thread::sleep(LEAVE_ALONE);
+        std::process::exit(i32::from(Exit::Failed as u8));
+    };
+    std::thread::Builder::new().name("shoal-stdin".to_owned()).spawn(watch)?;
+    Ok(())
+}
+
+/// Writes a file so that whoever waits for it never sees half of it.
+fn write_whole(file: &std::path::Path, value: &Value) -> std::io::Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
+    let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
+    std::io::Write::write_all(&mut temporary, format!("{value}\n").as_bytes())?;
+    temporary.persist(file).map_err(|error| error.error)?;
+    Ok(())
+}
+
+fn banner(card: &NodeCard, node: &Node, control: &[String], api: Option<&str>, private: bool) {
+    say!("shoal {} · {} ({})", card.version, card.name, node.id().short());
+    say!("  id       {}", node.id());
+    say!("  control  {}", control.join(", "));
+    match api {
+        Some(api) => say!("  http     http://{api}/v1"),
+        None => say!("  http     none"),
+    }
+    say!("  memory   {} of {} on offer", size_text(card.memory_offered_bytes), size_text(card.memory_total_bytes));
+    for (index, device) in card.devices.iter().enumerate() {
+        let title = if index == 0 { "devices" } else { "" };
+        match device.kind {
+            DeviceKind::UnusedGpu => say!("  {title:8} {} (seen, not used: this build has no GPU backend)", device.name),
+            DeviceKind::Cpu => say!("  {title:8} {}: {}, {} threads", device.name, device.features.join(" "), device.threads),
+            _ => say!("  {title:8} {}", device.name),
+        }
+    }
+    say!("  models   {}", node.catalog().root().display());
+    if private {
+        say!("  cluster  private: only nodes with the key can join");
+    } else {
+        say!("  cluster  open: any node on the local networks can join and use this one; `shoal key new` makes a key for a private one");
+    }
+}

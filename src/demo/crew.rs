@@ -1,0 +1,219 @@
+//! The node processes of a demonstration.
+//!
+//! None outlives it: each is told to leave at the end, and killed if it does not. If this process is killed itself, the
+//! pipe that is each node's standard input ends, and the node leaves by itself and removes its folder.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use shoal::ClusterKey;
+use shoal::api::state::{NodeState, State};
+use shoal::env::SystemRng;
+use shoal::survey::{Facts, default_offer};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+use crate::cli::{Client, Failure, Signals};
+
+/// How long a node may take from its start until it says that it is ready.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a node may take to leave before it is killed.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Pause between two questions whether all nodes see each other.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// What to start.
+#[derive(Debug)]
+pub(super) struct CrewPlan {
+    pub(super) nodes: u32,
+    /// The models folder, if it is not the default one.
+    pub(super) models: Option<PathBuf>,
+}
+
+/// A node that runs.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) name: String,
+    pub(super) id: String,
+    pub(super) api: String,
+    pub(super) control: Vec<String>,
+    pub(super) pid: u32,
+}
+
+/// The processes, and the folder that all their folders are in.
+#[derive(Debug)]
+pub(super) struct Crew {
+    plan: CrewPlan,
+    folder: Option<TempDir>,
+    processes: Vec<Child>,
+    members: Vec<Member>,
+}
+
+impl Crew {
+    pub(super) fn new(plan: CrewPlan) -> Result<Self, Failure> {
+        let folder = tempfile::Builder::new().prefix("shoal-demo-").tempdir()?;
+        Ok(Self { plan, folder: Some(folder), processes: Vec::new(), members: Vec::new() })
+    }
+
+    pub(super) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The HTTP interface of a node.
+    pub(super) fn client(&self, index: usize) -> Result<Client, Failure> {
+        let member = self.members.get(index).ok_or_else(|| Failure::new("there is no such node"))?;
+        Ok(Client::new(&member.api))
+    }
+
+    /// Starts all processes and waits until each is ready.
+    pub(super) async fn start(&mut self) -> Result<(), Failure> {
+        let Some(folder) = self.folder.as_ref().map(|folder| folder.path().to_owned()) else { return Ok(()) };
+        let key = ClusterKey::generate(&SystemRng);
+        // They share this machine's memory.
+        let memory = (default_offer(&Facts::read().memory) / u64::from(self.plan.nodes)).max(1);
+        let program = std::env::current_exe()?;
+        let mut outputs = Vec::new();
+        for index in 1..=self.plan.nodes {
+            let name = format!("node{index}");
+            let mut command = Command::new(&program);
+            command.args(["up", "--json", "--exit-with-stdin", "--temporary", "--api", "127.0.0.1:0", "--threads", "1"]);
+            command.arg("--name").arg(&name).arg("--data-dir").arg(folder.join(&name)).arg("--memory").arg(memory.to_string());
+            if let Some(models) = &self.plan.models {
+                command.arg("--models-dir").arg(models);
+            }
+            // Arguments can be read by everybody on this machine, variables cannot.
+            command.env("SHOAL_KEY", &key);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+            // Ctrl-C is for this process, which then tells the nodes.
+            #[cfg(unix)]
+            command.process_group(0);
+            let mut process = command.spawn().map_err(|error| Failure::new(format!("cannot start {}: {error}", program.display())))?;
+            let stdout = process.stdout.take().ok_or_else(|| Failure::new("a node has no output"))?;
+            self.processes.push(process);
+            outputs.push((name, BufReader::new(stdout).lines()));
+        }
+        for (name, mut lines) in outputs {
+            let member = tokio::time::timeout(START_TIMEOUT, ready(&name, &mut lines)).await;
+            let member = member.map_err(|_| Failure::new(format!("{name} is not ready after {} s", START_TIMEOUT.as_secs())))??;
+            self.members.push(member);
+            // Whatever it says later is read, so that it never has to wait for a reader.
+            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        }
+        Ok(())
+    }
+
+    /// Waits until every node is connected to every other, and each says that it has the model; tells how long that took.
+    pub(super) async fn meet(&self, timeout: Duration, sha256: Option<&str>) -> Result<Duration, Failure> {
+        let started = Instant::now();
+        let wanted = self.members.len();
+        loop {
+            let mut least = wanted;
+            for member in &self.members {
+                let state: State = Client::new(&member.api).get("/v1/shoal/state").await?;
+                let has = |node: &NodeState| sha256.is_none_or(|hash| node.models.iter().any(|model| model.sha256 == hash));
+                let seen = state.nodes.iter().filter(|node| node.state == "alive" && node.connected && has(node));
+                least = least.min(seen.count());
+            }
+            if least >= wanted {
+                return Ok(started.elapsed());
+            }
+            if started.elapsed() > timeout {
+                let message = format!("after {} s a node sees only {least} of {wanted} nodes", timeout.as_secs());
+                let help =
+                    "nodes find each other by multicast: check that a firewall lets UDP ports 5353 and above through on this machine";
+                return Err(Failure::new(message).help(help));
+            }
+            tokio::time::sleep(ASK_EVERY).await;
+        }
+    }
+
+    /// Whether a node has ended by itself.
+    pub(super) fn casualty(&mut self) -> Option<String> {
+        for (index, process) in self.processes.iter_mut().enumerate() {
+            if let Ok(Some(status)) = process.try_wait() {
+                return Some(format!("node{} ended ({status})", index + 1));
+            }
+        }
+        None
+    }
+
+    /// Waits for a signal.
+    pub(super) async fn watch(&self, signals: &mut Signals) -> Result<(), Failure> {
+        signals.next().await;
+        Ok(())
+    }
+
+    /// Tells all nodes to leave and waits for them; whichever does not in time, or at another signal, is killed. The
+    /// folder is removed.
+    pub(super) async fn dismiss(mut self, signals: &mut Signals) -> Result<(), Failure> {
+        for process in &mut self.processes {
+            tell(process);
+        }
+        let processes = &mut self.processes;
+        let leaving = async {
+            for process in processes.iter_mut() {
+                let _ = process.wait().await;
+            }
+        };
+        let in_time = tokio::select! {
+            biased;
+            () = signals.next() => false,
+            ended = tokio::time::timeout(LEAVE_TIMEOUT, leaving) => ended.is_ok(),
+        };
+        let mut killed = 0;
+        if !in_time {
+            for process in &mut self.processes {
+                if !matches!(process.try_wait(), Ok(Some(_))) {
+                    killed += 1;
+                    let _ = process.kill().await;
+                }
+            }
+        }
+        if let Some(folder) = self.folder.take() {
+            let path = folder.path().to_owned();
+            // The last node may have removed it.
+            if let Err(error) = folder.close()
+                && path.exists()
+            {
+                return Err(Failure::new(format!("cannot remove {}: {error}", path.display())));
+            }
+        }
+        match killed {
+            0 => Ok(()),
+            count => Err(Failure::new(format!("{count} of the nodes did not leave in time and were killed"))),
+        }
+    }
+}
+
+#[cfg(unix)]
+fn tell(process: &mut Child) {
+    let pid = process.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw);
+    if let Some(pid) = pid {
+        // A process that has ended already hears nothing.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    }
+}
+
+#[cfg(not(unix))]
+fn tell(process: &mut Child) {
+    drop(process.stdin.take());
+}
+
+/// Reads the line with which a node says that it is ready.
+async fn ready(name: &str, lines: &mut Lines<BufReader<ChildStdout>>) -> Result<Member, Failure> {
+    let Some(line) = lines.next_line().await? else { return Err(Failure::new(format!("{name} did not start; see its error above"))) };
+    let value: Value =
+        serde_json::from_str(&line).map_err(|error| Failure::new(format!("{name} said `{line}`, which is no JSON: {error}")))?;
+    let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let control = value.get("control").and_then(Value::as_array).into_iter().flatten();
+    Ok(Member {
+        name: text("name"),
+        id: text("node"),
+        api: text("api"),
+        control: control.filter_map(Value::as_str).map(str::to_owned).collect(),
+        pid: value.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0),
+    })
+}

@@ -1,0 +1,283 @@
+//! Nodes as processes, for tests.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Longest that anything is waited for. It is no measure of speed: machines that run tests may be busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The name of the tiny model in [`models_folder`].
+pub(crate) const TINY: &str = "test/tiny:tiny-llama.gguf";
+
+/// The program.
+pub(crate) fn shoal() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shoal"));
+    for name in ["SHOAL_KEY", "SHOAL_API", "SHOAL_MODELS", "SHOAL_LOG"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// The tiny model, by its path.
+pub(crate) fn tiny_file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("engine/tests/data/tiny-llama.gguf")
+}
+
+/// A models folder with the tiny model in it, as the catalogue lays it out.
+pub(crate) fn models_folder(root: &Path) -> PathBuf {
+    let models = root.join("models");
+    std::fs::create_dir_all(&models).expect("a folder");
+    let bytes = std::fs::read(tiny_file()).expect("the tiny model is there");
+    // The catalogue names a folder after its model; the digits tell names apart that look alike as folders.
+    let folder = models.join(format!("test-tiny-tiny-llama.gguf-{}", &sha256(TINY.as_bytes())[..8]));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    std::fs::write(folder.join("tiny-llama.gguf"), &bytes).expect("written");
+    let manifest = json!({
+        "form": 1, "name": TINY, "file": "tiny-llama.gguf", "sha256": sha256(&bytes), "bytes": bytes.len(), "source": "a test",
+    });
+    std::fs::write(folder.join("manifest.json"), manifest.to_string()).expect("written");
+    models
+}
+
+/// SHA-256 in hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest;
+    hex::encode(sha2::Sha256::digest(bytes))
+}
+
+/// A node process. It is killed when this is dropped.
+pub(crate) struct NodeProcess {
+    child: Child,
+    /// What it said when it was ready.
+    pub(crate) ready: Value,
+    lines: mpsc::Receiver<String>,
+    heard: Vec<Value>,
+}
+
+/// Adds what every node of a test has: a data folder, the models folder, ports of its own.
+pub(crate) fn up(root: &Path, name: &str) -> Command {
+    let mut command = shoal();
+    command.args(["up", "--json", "--exit-with-stdin", "--threads", "1", "--memory", "256MiB", "--api", "127.0.0.1:0", "--name", name]);
+    command.arg("--data-dir").arg(root.join(name)).arg("--models-dir").arg(root.join("models"));
+    command
+}
+
+impl NodeProcess {
+    /// Starts a node and waits until it is ready.
+    pub(crate) fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("starts");
+        let stdout = child.stdout.take().expect("piped");
+        let (send, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut node = Self { child, ready: Value::Null, lines, heard: Vec::new() };
+        node.ready = node.wait_for("ready", |_| true);
+        node
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        self.ready["node"].as_str().expect("an id")
+    }
+
+    pub(crate) fn api(&self) -> &str {
+        self.ready["api"].as_str().expect("an address")
+    }
+
+    /// An address of its control port on the loopback interface.
+    pub(crate) fn peer_address(&self) -> String {
+        let control = self.ready["control"].as_array().expect("addresses");
+        let v4 = control.iter().filter_map(Value::as_str).find(|address| !address.starts_with('[')).expect("a v4 address");
+        let (_, port) = v4.rsplit_once(':').expect("a port");
+        format!("127.0.0.1:{port}")
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for an event that it prints.
+    pub(crate) fn wait_for(&mut self, event: &str, fits: impl Fn(&Value) -> bool) -> Value {
+        let is = |value: &Value| value["event"] == event && fits(value);
+        if let Some(found) = self.heard.iter().find(|value| is(value)) {
+            return found.clone();
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = match self.lines.recv_timeout(left) {
+                Ok(line) => line,
+                Err(error) => panic!("no `{event}` came ({error}); heard: {:?}", self.heard),
+            };
+            let value: Value = serde_json::from_str(&line).expect("JSON");
+            self.heard.push(value.clone());
+            if is(&value) {
+                return value;
+            }
+        }
+    }
+
+    pub(crate) fn state(&self) -> Value {
+        let (status, body) = get(self.api(), "/v1/shoal/state");
+        assert_eq!(status, 200);
+        body
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = i32::try_from(self.pid()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+        rustix::process::kill_process(pid, signal).expect("signalled");
+    }
+
+    /// Kills it as `kill -9` does.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("ended");
+    }
+
+    /// Waits for its end; says whether it ended well.
+    pub(crate) fn wait(&mut self) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("can be asked") {
+                return status.success();
+            }
+            assert!(Instant::now() < deadline, "the node does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Ends its standard input, as the death of whoever started it does.
+    pub(crate) fn close_stdin(&mut self) {
+        drop(self.child.stdin.take());
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until `ready` says so.
+pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !ready() {
+        assert!(Instant::now() < deadline, "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Waits until each node is connected to every other one.
+pub(crate) fn wait_until_joined(nodes: &[&NodeProcess]) {
+    wait_until("nodes see each other", || {
+        nodes.iter().all(|node| {
+            let state = node.state();
+            let there = state["nodes"].as_array().expect("a list").iter().filter(|n| n["state"] == "alive" && n["connected"] == true);
+            there.filter(|n| n["models"].as_array().is_some_and(|models| !models.is_empty())).count() >= nodes.len()
+        })
+    });
+}
+
+/// A request, as bytes on the wire say it; answers status and JSON.
+pub(crate) fn request(api: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, Value) {
+    let (status, text) = raw_request(api, method, path, headers, body);
+    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("no JSON ({error}): {text}")))
+}
+
+/// The same, with the body as text.
+pub(crate) fn raw_request(api: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, String) {
+    let mut stream = open(api, method, path, headers, body);
+    let mut answer = Vec::new();
+    // A server that has refused a long body closes before it has read all of it, which looks like an error afterwards.
+    if let Err(error) = stream.read_to_end(&mut answer) {
+        assert!(!answer.is_empty(), "no answer: {error}");
+    }
+    let answer = String::from_utf8(answer).expect("text");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP answer: {answer}"));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    (status, body.to_owned())
+}
+
+/// Sends a request of HTTP 1.0, whose answer is not cut into chunks and ends with the connection.
+pub(crate) fn open(api: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(api).expect("connects");
+    stream.set_read_timeout(Some(PATIENCE)).expect("set");
+    let mut head = format!("{method} {path} HTTP/1.0\r\ncontent-length: {}\r\ncontent-type: application/json\r\n", body.len());
+    if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+        head.push_str(&format!("host: {api}\r\n"));
+    }
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes()).expect("written");
+    // Whoever refuses a long body may not read it all.
+    let _ = stream.write_all(body);
+    stream
+}
+
+pub(crate) fn get(api: &str, path: &str) -> (u16, Value) {
+    request(api, "GET", path, &[], b"")
+}
+
+pub(crate) fn post(api: &str, path: &str, body: &Value) -> (u16, Value) {
+    request(api, "POST", path, &[], body.to_string().as_bytes())
+}
+
+/// What a streamed answer brought.
+#[derive(Debug, Default)]
+pub(crate) struct Streamed {
+    pub(crate) text: String,
+    pub(crate) token_ids: Vec<u64>,
+    pub(crate) finish: Option<String>,
+    pub(crate) usage: Value,
+    pub(crate) done: bool,
+    pub(crate) error: Option<Value>,
+}
+
+/// Asks for a stream; `on_token` hears how many tokens have come.
+pub(crate) fn stream(api: &str, body: &Value, mut on_token: impl FnMut(usize)) -> Streamed {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    body["return_token_ids"] = json!(true);
+    let connection = open(api, "POST", "/v1/chat/completions", &[], body.to_string().as_bytes());
+    let mut told = Streamed::default();
+    let mut lines = BufReader::new(connection).lines();
+    let head = lines.next().expect("an answer").expect("read");
+    assert!(head.contains(" 200 "), "{head}: {:?}", lines.map_while(Result::ok).collect::<Vec<_>>());
+    for line in lines.map_while(Result::ok) {
+        let Some(data) = line.strip_prefix("data: ") else { continue };
+        if data == "[DONE]" {
+            told.done = true;
+            continue;
+        }
+        let value: Value = serde_json::from_str(data).expect("JSON");
+        if !value["error"].is_null() {
+            told.error = Some(value["error"].clone());
+            continue;
+        }
+        if value["usage"].is_object() {
+            told.usage = value["usage"].clone();
+        }
+        let choice = &value["choices"][0];
+        told.text.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
+        told.token_ids.extend(choice["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64));
+        told.finish = choice["finish_reason"].as_str().map(str::to_owned).or(told.finish);
+        on_token(told.token_ids.len());
+    }
+    told
+}

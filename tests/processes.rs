@@ -1,0 +1,279 @@
+//! Real node processes on this machine: they join, answer for each other, lose one of them, refuse strangers, and end
+//! without leaving anything behind.
+
+mod common;
+
+use std::process::Command;
+
+use common::{NodeProcess, TINY, models_folder, post, shoal, stream, up, wait_until, wait_until_joined};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// A key of a test's own cluster, so that tests that run at the same time do not find each other.
+fn key() -> String {
+    let output = shoal().args(["key", "new"]).output().expect("runs");
+    String::from_utf8(output.stdout).expect("text").trim().to_owned()
+}
+
+/// A node that finds others by multicast on this machine.
+fn private(root: &std::path::Path, name: &str, key: &str) -> Command {
+    let mut command = up(root, name);
+    command.env("SHOAL_KEY", key);
+    command
+}
+
+/// A node that only goes where it is told.
+fn directed(root: &std::path::Path, name: &str, key: Option<&str>, peer: Option<&NodeProcess>) -> Command {
+    let mut command = up(root, name);
+    command.args(["--no-mdns", "--no-beacon", "--listen", "127.0.0.1:0", "--tensor-listen", "127.0.0.1:0"]);
+    if let Some(key) = key {
+        command.env("SHOAL_KEY", key);
+    }
+    if let Some(peer) = peer {
+        command.arg("--peer").arg(peer.peer_address());
+    }
+    command
+}
+
+fn question(model: &str, max_tokens: u32) -> Value {
+    json!({"model": model, "messages": [{"role": "user", "content": "Tell me a long story."}], "temperature": 0, "max_tokens": max_tokens,
+        "ignore_eos": true, "stream_options": {"include_usage": true}})
+}
+
+fn goal(nodes: u32) -> Value {
+    json!({"model": TINY, "nodes_min": nodes, "nodes_max": nodes, "context_tokens": 128})
+}
+
+/// How many layers the tiny model has, and so how many nodes can share it, is its own affair.
+const NODES: u32 = 2;
+
+#[test]
+fn nodes_find_each_other_share_a_model_and_any_of_them_answers() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let key = key();
+    let mut nodes: Vec<NodeProcess> = (1..=3).map(|n| NodeProcess::start(private(root.path(), &format!("n{n}"), &key))).collect();
+    wait_until_joined(&nodes.iter().collect::<Vec<_>>());
+
+    let (status, plans) = post(nodes[0].api(), "/v1/shoal/plan", &goal(NODES));
+    assert_eq!(status, 200, "{plans}");
+    assert_eq!(plans["plans"][0]["stages"].as_array().map(Vec::len), Some(NODES as usize), "{plans}");
+    let (status, instance) = post(nodes[0].api(), "/v1/shoal/load", &goal(NODES));
+    assert_eq!((status, &instance["state"]), (200, &json!("ready")), "{instance}");
+    let stages = instance["stages"].as_array().expect("stages");
+    assert_eq!(stages.len(), NODES as usize);
+    // The layers follow each other, and each owner has lent just what the plan says.
+    let mut next = 0;
+    for stage in stages {
+        assert_eq!(stage["layers"][0], json!(next));
+        next = stage["layers"][1].as_u64().expect("a layer");
+        let owner = nodes.iter().find(|node| node.id() == stage["node"]).expect("one of ours");
+        assert_eq!(owner.state()["lent"]["used_bytes"], stage["lease_bytes"], "{stage}");
+    }
+
+    // Whoever holds nothing of it answers like the others.
+    let outside = nodes.iter().find(|node| stages.iter().all(|stage| stage["node"] != node.id())).expect("one is not needed");
+    wait_until("the instance is known everywhere", || outside.state()["instances"][0]["state"] == "ready");
+    let answer = stream(outside.api(), &question(TINY, 24), |_| {});
+    assert!(answer.done && answer.error.is_none(), "{answer:?}");
+    assert_eq!((answer.token_ids.len(), answer.finish.as_deref()), (24, Some("length")));
+    assert_eq!(answer.usage["completion_tokens"], 24);
+    let (status, whole) = post(nodes[0].api(), "/v1/chat/completions", &{
+        let mut body = question(TINY, 24);
+        body.as_object_mut().expect("an object").shift_remove("stream_options");
+        body["return_token_ids"] = json!(true);
+        body["logprobs"] = json!(true);
+        body["top_logprobs"] = json!(2);
+        body
+    });
+    assert_eq!(status, 200, "{whole}");
+    let ids: Vec<u64> = whole["choices"][0]["token_ids"].as_array().expect("ids").iter().filter_map(Value::as_u64).collect();
+    assert_eq!(ids, answer.token_ids, "the same question has the same answer, whole and streamed");
+    assert_eq!(whole["choices"][0]["message"]["content"], json!(answer.text));
+    let first = &whole["choices"][0]["logprobs"]["content"][0];
+    assert!(first["logprob"].as_f64().is_some_and(|logprob| logprob <= 0.0), "{first}");
+    assert_eq!(first["top_logprobs"].as_array().map(Vec::len), Some(2), "{first}");
+    assert!(whole["timings"]["prefill_tok_s"].as_f64().is_some_and(|rate| rate > 0.0), "{whole}");
+
+    let (status, models) = common::get(outside.api(), "/v1/models");
+    assert_eq!((status, &models["data"][0]["id"], &models["data"][0]["shoal"]["placed"]), (200, &json!(TINY), &json!(true)));
+    let (status, gone) = post(outside.api(), "/v1/shoal/unload", &json!({"model": TINY}));
+    assert_eq!(status, 200, "{gone}");
+    for node in &nodes {
+        assert_eq!(node.state()["lent"]["used_bytes"], 0);
+    }
+
+    let text = shoal().args(["status", "--api", nodes[1].api()]).output().expect("runs");
+    let text = String::from_utf8(text.stdout).expect("text");
+    assert!(["n1", "n2 *", "n3"].iter().all(|name| text.contains(name)), "{text}");
+
+    // One leaves when asked over HTTP, one by SIGTERM, one when whoever started it is gone.
+    let left = shoal().args(["leave", "--api", nodes[0].api()]).output().expect("runs");
+    assert!(left.status.success(), "{}", String::from_utf8_lossy(&left.stderr));
+    let first = nodes[0].id().to_owned();
+    nodes[1].wait_for("left", |event| event["node"] == first.as_str());
+    nodes[1].signal(Signal::TERM);
+    nodes[2].close_stdin();
+    for node in &mut nodes {
+        assert!(node.wait(), "a node ends well");
+    }
+}
+
+#[test]
+fn a_killed_stage_ends_the_answer_with_an_error_and_the_rest_goes_on() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let key = key();
+    let first = NodeProcess::start(directed(root.path(), "n1", Some(&key), None));
+    let second = NodeProcess::start(directed(root.path(), "n2", Some(&key), Some(&first)));
+    let third = NodeProcess::start(directed(root.path(), "n3", Some(&key), Some(&first)));
+    let mut nodes = [first, second, third];
+    wait_until_joined(&nodes.iter().collect::<Vec<_>>());
+    let mut wanted = goal(NODES);
+    wanted["context_tokens"] = json!(512);
+    let (status, instance) = post(nodes[0].api(), "/v1/shoal/load", &wanted);
+    assert_eq!(status, 200, "{instance}");
+    let conductor = instance["conductor"].as_str().expect("an id").to_owned();
+    let holder = instance["stages"].as_array().expect("stages").iter().map(|stage| stage["node"].as_str().expect("an id").to_owned());
+    let victim = holder.into_iter().find(|node| *node != conductor).expect("a stage that the conductor does not hold");
+    let api = nodes.iter().find(|node| node.id() == conductor).expect("ours").api().to_owned();
+
+    let answer = {
+        let victim = nodes.iter_mut().find(|node| node.id() == victim).expect("ours");
+        let mut killed = false;
+        stream(&api, &question(TINY, 450), |tokens| {
+            if tokens >= 5 && !killed {
+                killed = true;
+                victim.kill();
+            }
+        })
+    };
+    let error = answer.error.as_ref().unwrap_or_else(|| panic!("it went on to its end: {} tokens, {:?}", answer.token_ids.len(), answer.finish));
+    assert!(!answer.done && answer.token_ids.len() >= 5, "{answer:?}");
+    assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()), "{error}");
+
+    // The nodes that are left place the model anew and answer.
+    let again = stream(&api, &question(TINY, 8), |_| {});
+    assert!(again.done && again.error.is_none(), "{again:?}");
+    assert_eq!(again.token_ids, answer.token_ids[..8.min(answer.token_ids.len())], "the same question has the same answer");
+}
+
+#[test]
+fn strangers_are_refused_with_a_word_on_both_sides() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let (key, other) = (key(), key());
+    let mut member = NodeProcess::start(directed(root.path(), "member", Some(&key), None));
+    for (name, key) in [("keyless", None), ("wrong", Some(other.as_str()))] {
+        let mut stranger = NodeProcess::start(directed(root.path(), name, key, Some(&member)));
+        let heard = stranger.wait_for("refused", |_| true);
+        let word = heard["reason"].as_str().expect("a reason").to_lowercase();
+        assert!(word.contains("key"), "{heard}");
+        let id = stranger.id().to_owned();
+        let told = member.wait_for("refused", |event| event["node"] == id.as_str());
+        assert!(told["reason"].as_str().is_some_and(|reason| reason.to_lowercase().contains("key")), "{told}");
+        assert_eq!(member.state()["nodes"].as_array().map(Vec::len), Some(1), "it is no member");
+    }
+    assert_eq!(member.state()["refusals"].as_array().map(|list| !list.is_empty()), Some(true));
+    let short = shoal().args(["up", "--key", "short", "--no-api"]).output().expect("runs");
+    assert_eq!(short.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&short.stderr).contains("at least 16 characters"));
+}
+
+#[test]
+fn what_is_in_use_is_said() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let ready_file = root.path().join("ready.json");
+    let mut command = directed(root.path(), "one", None, None);
+    command.arg("--ready-file").arg(&ready_file);
+    let mut node = NodeProcess::start(command);
+    let ready: Value = serde_json::from_slice(&std::fs::read(&ready_file).expect("written")).expect("JSON");
+    assert_eq!(ready, node.ready);
+
+    let second = directed(root.path(), "one", None, None).output().expect("runs");
+    let text = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(6), "{text}");
+    assert!(text.contains("already runs in the data folder") && text.contains("--data-dir"), "{text}");
+
+    let taken = shoal().args(["up", "--api", node.api(), "--data-dir"]).arg(root.path().join("two")).output().expect("runs");
+    let text = String::from_utf8_lossy(&taken.stderr).into_owned();
+    assert_eq!(taken.status.code(), Some(6), "{text}");
+    assert!(text.contains(node.api()) && text.contains("--api"), "{text}");
+
+    node.signal(Signal::INT);
+    assert!(node.wait());
+    let alone = shoal().args(["status", "--api", node.api()]).output().expect("runs");
+    assert_eq!(alone.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&alone.stderr).contains("shoal up"));
+    // The folder is free again, and the node is the same one.
+    let again = NodeProcess::start(directed(root.path(), "one", None, None));
+    assert_eq!(again.id(), node.id());
+}
+
+#[test]
+fn run_answers_with_a_node_of_its_own_or_one_that_is_there() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let run = |api: &str| {
+        let mut command = shoal();
+        command.args(["run", "--json", "--temperature", "0", "--max-tokens", "6", "--api", api, "--models-dir"]);
+        command.arg(root.path().join("models")).args([TINY, "Hello", "there"]);
+        let output = command.output().expect("runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<Value>(&output.stdout).expect("JSON")
+    };
+    let own = run("127.0.0.1:1");
+    assert!(own["tokens"].as_u64().is_some_and(|tokens| (1..=6).contains(&tokens)), "{own}");
+    let node = NodeProcess::start(directed(root.path(), "one", None, None));
+    let theirs = run(node.api());
+    assert_eq!(own["token_ids"], theirs["token_ids"]);
+    let unknown = shoal().args(["run", "no-such-model", "hi", "--api", node.api()]).output().expect("runs");
+    assert_eq!(unknown.status.code(), Some(3), "{}", String::from_utf8_lossy(&unknown.stderr));
+}
+
+#[test]
+fn a_demonstration_leaves_nothing_behind() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let temporary = root.path().join("tmp");
+    std::fs::create_dir_all(&temporary).expect("a folder");
+    let demo = |extra: &[&str]| {
+        let mut command = shoal();
+        command.args(["demo", "--nodes", "2", "--model", TINY, "--max-tokens", "8", "--models-dir"]).arg(root.path().join("models"));
+        command.args(extra).env("TMPDIR", &temporary);
+        command
+    };
+    let output = demo(&["--json"]).output().expect("runs");
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{log}");
+    let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert!(told["tokens"].as_u64().is_some_and(|tokens| (1..=8).contains(&tokens)), "{told}");
+    assert!(told["prefill_tok_s"].as_f64().is_some_and(|rate| rate > 0.0), "{told}");
+    let stages = told["plan"]["stages"].as_array().expect("stages");
+    assert_eq!(stages.len(), 2);
+    assert!(stages.iter().all(|stage| stage["lease_bytes"].as_u64().is_some_and(|bytes| bytes > 0)), "{told}");
+    let left = || std::fs::read_dir(&temporary).expect("is there").map(|entry| entry.expect("an entry").path()).collect::<Vec<_>>();
+    assert_eq!(left(), Vec::<std::path::PathBuf>::new());
+
+    // Killed without warning in the middle, its nodes notice and clean up after themselves.
+    let mut killed = demo(&["--keep"]).stdout(std::process::Stdio::piped()).spawn().expect("runs");
+    let lines = std::io::BufRead::lines(std::io::BufReader::new(killed.stdout.take().expect("piped")));
+    let mut pids = Vec::new();
+    for line in lines.map_while(Result::ok) {
+        if let Some(pid) = line.split_once("process ").and_then(|(_, rest)| rest.split(' ').next()).and_then(|pid| pid.parse::<i32>().ok()) {
+            pids.push(pid);
+        }
+        if line.contains("serving until") {
+            break;
+        }
+    }
+    assert_eq!(pids.len(), 2, "two processes are named");
+    killed.kill().expect("killed");
+    killed.wait().expect("ended");
+    let runs = |pid: i32| rustix::process::Pid::from_raw(pid).is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok());
+    // As children of nobody they may stay in the table of processes until they are collected, but then they hold nothing.
+    let zombie = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.trim().starts_with('Z')));
+    wait_until("the nodes end", || pids.iter().all(|pid| !runs(*pid) || zombie(*pid)));
+    wait_until("their folders go", || left().is_empty());
+}
