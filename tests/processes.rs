@@ -140,13 +140,15 @@ fn a_killed_stage_ends_the_answer_with_an_error_and_the_rest_goes_on() {
 
     let answer = {
         let victim = nodes.iter_mut().find(|node| node.id() == victim).expect("ours");
-        let mut killed = false;
-        stream(&api, &question(TINY, 450), |tokens| {
-            if tokens >= 5 && !killed {
-                killed = true;
+        let mut killed = None;
+        let answer = stream(&api, &question(TINY, 450), |tokens| {
+            if tokens >= 5 && killed.is_none() {
+                killed = Some(std::time::Instant::now());
                 victim.kill();
             }
-        })
+        });
+        println!("the answer ended {:?} after the kill", killed.map(|killed| killed.elapsed()));
+        answer
     };
     let error = answer.error.as_ref().unwrap_or_else(|| panic!("it went on to its end: {} tokens, {:?}", answer.token_ids.len(), answer.finish));
     assert!(!answer.done && answer.token_ids.len() >= 5, "{answer:?}");
@@ -255,6 +257,23 @@ fn a_demonstration_leaves_nothing_behind() {
     assert!(stages.iter().all(|stage| stage["lease_bytes"].as_u64().is_some_and(|bytes| bytes > 0)), "{told}");
     let left = || std::fs::read_dir(&temporary).expect("is there").map(|entry| entry.expect("an entry").path()).collect::<Vec<_>>();
     assert_eq!(left(), Vec::<std::path::PathBuf>::new());
+
+    // Interrupted in any phase, it tells its nodes to leave and waits for them.
+    for (phase, code) in [("starting", 130), ("found each other", 130), ("serving until", 0)] {
+        let mut interrupted = demo(&["--keep"]).stdout(std::process::Stdio::piped()).spawn().expect("runs");
+        let lines = std::io::BufRead::lines(std::io::BufReader::new(interrupted.stdout.take().expect("piped")));
+        let mut signalled = false;
+        for line in lines.map_while(Result::ok) {
+            if line.contains(phase) && !signalled {
+                signalled = true;
+                let pid = i32::try_from(interrupted.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+                rustix::process::kill_process(pid, Signal::INT).expect("signalled");
+            }
+        }
+        // Its output ended, and with it that of its nodes.
+        assert_eq!(interrupted.wait().expect("ended").code(), Some(code), "{phase}");
+        assert_eq!(left(), Vec::<std::path::PathBuf>::new(), "{phase}");
+    }
 
     // Killed without warning in the middle, its nodes notice and clean up after themselves.
     let mut killed = demo(&["--keep"]).stdout(std::process::Stdio::piped()).spawn().expect("runs");

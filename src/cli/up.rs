@@ -162,14 +162,14 @@ impl Up {
         let view = node.view();
         let Some(card) = view.card(node.id()) else { return Err(Failure::new("the node does not know itself; this is a bug")) };
         let control: Vec<String> = node.network().listening().iter().map(ToString::to_string).collect();
-        let api = serving.map(|serving| serving.address().to_string());
+        let api = serving.map(Serving::address);
         let ready = json!({
             "event": "ready",
             "node": node.id().to_string(),
             "name": card.name,
             "version": card.version,
             "control": control,
-            "api": api,
+            "api": api.map(|api| api.to_string()),
             "private": private,
             "pid": std::process::id(),
         });
@@ -179,7 +179,7 @@ impl Up {
         if self.json {
             say!("{ready}");
         } else {
-            banner(card, node, &control, api.as_deref(), private);
+            banner(card, node, &control, api, private);
         }
         Ok(())
     }
@@ -333,12 +333,13 @@ fn write_whole(file: &std::path::Path, value: &Value) -> std::io::Result<()> {
     Ok(())
 }
 
-fn banner(card: &NodeCard, node: &Node, control: &[String], api: Option<&str>, private: bool) {
+fn banner(card: &NodeCard, node: &Node, control: &[String], api: Option<SocketAddr>, private: bool) {
     say!("shoal {} · {} ({})", card.version, card.name, node.id().short());
     say!("  id       {}", node.id());
     say!("  control  {}", control.join(", "));
     match api {
-        Some(api) => say!("  http     http://{api}/v1"),
+        Some(api) if api.ip().is_loopback() => say!("  http     http://{api}/v1"),
+        Some(api) => say!("  http     http://{api}/v1 (other machines that reach it can use this node)"),
         None => say!("  http     none"),
     }
     say!("  memory   {} of {} on offer", size_text(card.memory_offered_bytes), size_text(card.memory_total_bytes));
