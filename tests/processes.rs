@@ -157,7 +157,8 @@ fn a_killed_stage_ends_the_answer_with_an_error_and_the_rest_goes_on() {
     // The nodes that are left place the model anew and answer.
     let again = stream(&api, &question(TINY, 8), |_| {});
     assert!(again.done && again.error.is_none(), "{again:?}");
-    assert_eq!(again.token_ids, answer.token_ids[..8.min(answer.token_ids.len())], "the same question has the same answer");
+    let shown = answer.token_ids.len().min(8);
+    assert_eq!(again.token_ids[..shown], answer.token_ids[..shown], "the same question has the same answer");
 }
 
 #[test]
