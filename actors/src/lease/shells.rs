@@ -14,7 +14,7 @@ use super::wire::{LeaseReply, LeaseRequest};
 use super::{LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, Leases, LeasesActor, LeasesArguments, timing};
 use crate::card::{DeviceCard, ModelCard};
 use crate::env::{
-    BoxFuture, Clock, Compute, ComputeError, Env, Instant, MemoryStorage, NetworkConfig, NetworkEvent, NetworkFactory, SystemRng,
+    BoxFuture, Clock, Compute, ComputeError, Env, Instant, MemoryStorage, NetworkConfig, NetworkEvent, SystemRng,
     SystemSpawner, TextModel,
 };
 use crate::ids::{Incarnation, InstanceId, LeaseId, NodeId, Term};
