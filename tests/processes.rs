@@ -148,7 +148,8 @@ fn a_killed_stage_ends_the_answer_with_an_error_and_the_rest_goes_on() {
             }
         })
     };
-    let error = answer.error.as_ref().unwrap_or_else(|| panic!("it went on to its end: {} tokens, {:?}", answer.token_ids.len(), answer.finish));
+    let error =
+        answer.error.as_ref().unwrap_or_else(|| panic!("it went on to its end: {} tokens, {:?}", answer.token_ids.len(), answer.finish));
     assert!(!answer.done && answer.token_ids.len() >= 5, "{answer:?}");
     assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()), "{error}");
 
@@ -261,7 +262,8 @@ fn a_demonstration_leaves_nothing_behind() {
     let lines = std::io::BufRead::lines(std::io::BufReader::new(killed.stdout.take().expect("piped")));
     let mut pids = Vec::new();
     for line in lines.map_while(Result::ok) {
-        if let Some(pid) = line.split_once("process ").and_then(|(_, rest)| rest.split(' ').next()).and_then(|pid| pid.parse::<i32>().ok()) {
+        if let Some(pid) = line.split_once("process ").and_then(|(_, rest)| rest.split(' ').next()).and_then(|pid| pid.parse::<i32>().ok())
+        {
             pids.push(pid);
         }
         if line.contains("serving until") {
@@ -273,7 +275,10 @@ fn a_demonstration_leaves_nothing_behind() {
     killed.wait().expect("ended");
     let runs = |pid: i32| rustix::process::Pid::from_raw(pid).is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok());
     // As children of nobody they may stay in the table of processes until they are collected, but then they hold nothing.
-    let zombie = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.trim().starts_with('Z')));
+    let zombie = |pid: i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.trim().starts_with('Z')))
+    };
     wait_until("the nodes end", || pids.iter().all(|pid| !runs(*pid) || zombie(*pid)));
     wait_until("their folders go", || left().is_empty());
 }
