@@ -79,7 +79,8 @@ async fn answers(models: &Path, model: &str, count: u32) -> Vec<Vec<u32>> {
         nodes.push(start(models, &format!("n{number}"), &key, peers).await);
     }
     joined(&nodes, count as usize).await;
-    let sampled = |seed| SamplingParams { temperature: 0.9, top_p: 0.95, top_k: 40, repetition_penalty: 1.1, seed, ..SamplingParams::default() };
+    let sampled =
+        |seed| SamplingParams { temperature: 0.9, top_p: 0.95, top_k: 40, repetition_penalty: 1.1, seed, ..SamplingParams::default() };
     let mut all = Vec::new();
     for (number, prompt) in PROMPTS.iter().enumerate() {
         // Asked at different nodes, two at a time, so that steps mix sequences.
