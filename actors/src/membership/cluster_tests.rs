@@ -135,7 +135,6 @@ impl Node {
             env: env.clone(),
             services: services.clone(),
             network: network.clone(),
-            membership: membership.clone(),
         };
         let topology_actor = TopologyActor::start(topology_arguments, None).await.unwrap();
         let discovery_actor = DiscoveryActor::start(

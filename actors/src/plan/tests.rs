@@ -35,6 +35,7 @@ fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeC
         }],
         models: vec![],
         instances: vec![],
+        instances: vec![],
         addresses: vec![],
         api: None,
     }
