@@ -14,7 +14,7 @@ use shoal_engine::tokenizer::Tokenizer;
 fn tokenizer() -> Tokenizer {
     let texts = ["<unk>", "<s>", "</s>"];
     let mut pairs = Vec::new();
-    let mut text = |pairs: &mut Vec<u8>, text: &str| {
+    let text = |pairs: &mut Vec<u8>, text: &str| {
         pairs.extend((text.len() as u64).to_le_bytes());
         pairs.extend(text.as_bytes());
     };
@@ -82,7 +82,9 @@ fn templates_render_as_in_python() {
                 Ok(got) if got == text => {}
                 Ok(got) => {
                     let at = got.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
-                    let around = |text: &str| String::from_utf8_lossy(&text.as_bytes()[at.saturating_sub(30)..(at + 50).min(text.len())]).into_owned();
+                    let around = |text: &str| {
+                        String::from_utf8_lossy(&text.as_bytes()[at.saturating_sub(30)..(at + 50).min(text.len())]).into_owned()
+                    };
                     wrong.push(format!("{name} {nth}: {:?}, not {:?}", around(&got), around(text)));
                 }
                 Err(error) => wrong.push(format!("{name} {nth}: {error}")),
