@@ -251,6 +251,7 @@ fn a_demonstration_leaves_nothing_behind() {
     let output = demo(&["--json"]).output().expect("runs");
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{log}");
+    assert!(!log.contains("ending at once"), "the nodes leave in good order: {log}");
     let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert!(told["tokens"].as_u64().is_some_and(|tokens| (1..=8).contains(&tokens)), "{told}");
     assert!(told["prefill_tok_s"].as_f64().is_some_and(|rate| rate > 0.0), "{told}");

@@ -85,6 +85,13 @@ pub(crate) struct Up {
     temporary: bool,
 }
 
+/// Why the node leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reason {
+    Signal,
+    Asked,
+}
+
 /// What the node's parts have to tell.
 enum News {
     Member(MemberEvent),
@@ -119,8 +126,10 @@ impl Up {
             Ok(()) => self.watch(&node, &mut news, &mut signals).await,
             Err(failure) => Err(failure),
         };
-        self.end(node, serving, &mut signals).await;
-        result
+        // Whoever was told to leave otherwise may get the customary signal on top; only one more is impatience.
+        let impatience = if matches!(result, Ok(Reason::Signal)) { 1 } else { 2 };
+        self.end(node, serving, &mut signals, impatience).await;
+        result.map(drop)
     }
 
     async fn start(&self, key: Option<ClusterKey>, api: Option<SocketAddr>) -> Result<Node, Failure> {
@@ -185,18 +194,18 @@ impl Up {
     }
 
     /// Announces what happens until there is a reason to leave.
-    async fn watch(&self, node: &Node, news: &mut mpsc::UnboundedReceiver<News>, signals: &mut Signals) -> Result<(), Failure> {
+    async fn watch(&self, node: &Node, news: &mut mpsc::UnboundedReceiver<News>, signals: &mut Signals) -> Result<Reason, Failure> {
         let mut refused = BTreeSet::new();
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
-                () = signals.next() => return Ok(()),
+                () = signals.next() => return Ok(Reason::Signal),
                 reason = node.stopped() => return Err(Failure::new(format!("the node stopped: {reason}"))),
                 told = news.recv() => match told {
                     Some(News::Member(event)) => self.member(node, event),
-                    Some(News::AskedToLeave | News::StdinEnded) | None => return Ok(()),
+                    Some(News::AskedToLeave | News::StdinEnded) | None => return Ok(Reason::Asked),
                 },
                 _ = look.tick() => self.refusals(node, &mut refused),
             }
@@ -256,8 +265,8 @@ impl Up {
         }
     }
 
-    /// Leaves the cluster. Another signal ends it at once.
-    async fn end(&self, node: Node, serving: Option<Serving>, signals: &mut Signals) {
+    /// Leaves the cluster. So many signals end it at once.
+    async fn end(&self, node: Node, serving: Option<Serving>, signals: &mut Signals, impatience: u32) {
         if self.json {
             say!("{}", json!({"event": "leaving"}));
         } else {
@@ -272,9 +281,14 @@ impl Up {
                 serving.stop().await;
             }
         };
+        let signalled = async {
+            for _ in 0..impatience {
+                signals.next().await;
+            }
+        };
         tokio::select! {
             biased;
-            () = signals.next() => {
+            () = signalled => {
                 note!("ending at once");
                 self.remove_data();
                 std::process::exit(i32::from(Exit::Interrupted as u8));
