@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::common::{NodeProcess, Streamed, TINY, get, post, stream, up};
+use crate::common::{NodeProcess, PATIENCE, Streamed, TINY, get, post, stream, up};
 use crate::lan::{Lan, inside};
 
 /// Pause between two looks at a node's state.
@@ -91,19 +91,32 @@ impl Door {
         if here == names { Ok(()) } else { Err(format!("{} is with {here:?}, knows {:?}", self.name, self.sees())) }
     }
 
-    /// Places the model on so many nodes.
+    /// Places the model on so many nodes. One that is placed already, or was a moment ago, is what the answer is about
+    /// then, wherever that is; so it is taken down and asked for again until it is on that many.
     pub(crate) fn load(&self, nodes: u32) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let instance = self.load_once(nodes);
+            if instance["stages"].as_array().map(Vec::len) == Some(nodes as usize) {
+                return instance;
+            }
+            assert!(Instant::now() < deadline, "{}: {instance}", self.name);
+            self.unload();
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn load_once(&self, nodes: u32) -> Value {
         let goal = json!({"model": TINY, "nodes_min": nodes, "nodes_max": nodes, "context_tokens": 512});
         let (status, instance) = self.post("/v1/shoal/load", &goal);
         assert_eq!((status, &instance["state"]), (200, &json!("ready")), "{}: {instance}", self.name);
-        assert_eq!(instance["stages"].as_array().map(Vec::len), Some(nodes as usize), "{instance}");
         instance
     }
 
-    /// Takes the model down wherever it is.
-    pub(crate) fn unload(&self) {
-        let (status, answer) = self.post("/v1/shoal/unload", &json!({"model": TINY}));
-        assert!(status == 200 || status == 404, "{}: {answer}", self.name);
+    /// Takes the model down wherever this node knows it to be. The answer is of no use: the node may not know yet that
+    /// another one has taken it down.
+    pub(crate) fn unload(&self) -> Value {
+        self.post("/v1/shoal/unload", &json!({"model": TINY})).1
     }
 
     /// Instances of the model that are ready.

@@ -15,6 +15,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 /// Where `ip netns` keeps its namespaces.
 const NAMESPACES: &str = "/run/netns";
 const PREFIX: &str = "shoal-";
+/// Address of the router of [`Addresses::Home`].
+const ROUTER: &str = "192.168.77.254";
 /// How long the system may take to find out that nobody else has the hosts' IPv6 addresses.
 const ADDRESSES_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -23,6 +25,9 @@ const ADDRESSES_PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) enum Addresses {
     /// 10.77.N.1, 10.77.N.2 and so on, with a prefix of 24 bits; this is the N.
     V4(u8),
+    /// 192.168.77.1, 192.168.77.2 and so on, and a router at 192.168.77.254 that drops, without a word, what is for other
+    /// networks, as those of homes do with private addresses.
+    Home,
     /// None.
     LinkLocal,
 }
@@ -53,6 +58,10 @@ impl Lan {
         ip(&["-n", &hub, "link", "set", "lo", "up"])?;
         ip(&["-n", &hub, "link", "add", "lan", "type", "bridge"])?;
         ip(&["-n", &hub, "link", "set", "lan", "up"])?;
+        if addresses == Addresses::Home {
+            // A namespace passes nothing on unless it is told to.
+            ip(&["-n", &hub, "address", "add", &format!("{ROUTER}/24"), "dev", "lan"])?;
+        }
         for (number, host) in (1..).zip(&self.hosts) {
             let (namespace, port) = (self.namespace(host), port(host));
             ip(&["netns", "add", &namespace])?;
@@ -61,10 +70,13 @@ impl Lan {
             ip(&["-n", &hub, "link", "set", &port, "master", "lan"])?;
             ip(&["-n", &hub, "link", "set", &port, "up"])?;
             ip(&["-n", &namespace, "link", "set", "eth0", "up"])?;
-            if let Addresses::V4(net) = addresses {
-                ip(&["-n", &namespace, "address", "add", &format!("10.77.{net}.{number}/24"), "dev", "eth0"])?;
-                ip(&["-n", &namespace, "route", "add", "224.0.0.0/4", "dev", "eth0"])?;
-            }
+            let (address, route) = match addresses {
+                Addresses::V4(net) => (format!("10.77.{net}.{number}/24"), ["224.0.0.0/4", "dev", "eth0"]),
+                Addresses::Home => (format!("192.168.77.{number}/24"), ["default", "via", ROUTER]),
+                Addresses::LinkLocal => continue,
+            };
+            ip(&["-n", &namespace, "address", "add", &address, "dev", "eth0"])?;
+            ip(&[&["-n", &namespace, "route", "add"], &route[..]].concat())?;
         }
         // A host that people switch on has its addresses long before anybody starts a program.
         let deadline = Instant::now() + ADDRESSES_PATIENCE;
@@ -98,6 +110,24 @@ impl Lan {
         let mut command = Command::new("ip");
         command.args(["-n", &self.hub(), "-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
         Cable { port: port(host), ip: command.spawn().expect("ip runs") }
+    }
+
+    /// Gives a host what a container engine does: a bridge with the usual address, and a container on it.
+    pub(crate) fn run_a_container(&self, host: &str) -> Result<(), String> {
+        let namespace = self.namespace(host);
+        for line in [
+            "link add docker0 type bridge",
+            "address add 172.17.0.1/16 dev docker0",
+            "link set docker0 up",
+            "link add veth0 type veth peer name inner",
+            "link set veth0 master docker0",
+            "link set veth0 up",
+            "link set inner up",
+        ] {
+            let words: Vec<&str> = ["-n", &namespace].into_iter().chain(line.split(' ')).collect();
+            ip(&words)?;
+        }
+        Ok(())
     }
 
     /// Plugs a host's cable in again.

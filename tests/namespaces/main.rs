@@ -87,6 +87,15 @@ fn short_answers(doors: &[&Door], expected: &[u64]) {
     }
 }
 
+/// Takes the model down wherever it is, and waits until all know.
+fn take_down(doors: &[&Door]) {
+    wait("the model is taken down", BACK, doors, |door| {
+        let answer = door.unload();
+        let instances = &door.state()["instances"];
+        if instances.as_array().is_some_and(Vec::is_empty) { Ok(()) } else { Err(format!("{} knows {instances}: {answer}", door.name)) }
+    });
+}
+
 fn id(value: &Value) -> &str {
     value.as_str().expect("an id")
 }
@@ -122,7 +131,7 @@ fn pull_and_plug_in(lan: &Lan, doors: &[&Door], conducts: bool, expected: &[u64]
     let (victim, others) = loop {
         tries += 1;
         assert!(tries <= TRIES, "every answer was complete before the cable was out");
-        doors[0].unload();
+        take_down(doors);
         let conductor = id(&doors[0].load(3)["conductor"]).to_owned();
         let (victim, others): (Vec<&Door>, Vec<&Door>) = match conducts {
             true => doors.iter().partition(|door| door.id == conductor),
@@ -150,7 +159,7 @@ fn pull_and_plug_in(lan: &Lan, doors: &[&Door], conducts: bool, expected: &[u64]
     wait("the one whose cable was pulled misses the others", MISSED, &[victim], alone);
 
     // Split between both, the model needs both to go on undisturbed when the third comes back.
-    others[1].unload();
+    take_down(&others);
     let instance = id(&others[1].load(2)["id"]).to_owned();
     short_answers(&others, expected);
     let plugged = Instant::now();
@@ -250,8 +259,27 @@ fn a_private_cluster_keeps_hosts_without_its_key_out() {
 
 /// Two laptops and a cable, and nobody who hands out addresses.
 #[test]
-fn hosts_with_nothing_but_link_local_addresses_find_each_other() {
+fn hosts_with_nothing_but_link_local_addresses_work_together() {
     let Some((lan, _turn)) = lay("link", &["alpha", "bravo"], Addresses::LinkLocal) else { return };
     let (_folder, root) = folder();
-    join(&lan, &root, "link-local", &[("alpha", None), ("bravo", None)]);
+    let hosts = join(&lan, &root, "link-local", &[("alpha", None), ("bravo", None)]);
+    hosts[0].door.load(2);
+    assert_eq!(hosts[0].door.answer(SHORT), hosts[1].door.answer(SHORT));
+}
+
+/// A container bridge has an address like those of the local network, but one that leads nowhere from other hosts.
+#[test]
+fn a_container_bridge_misleads_nobody() {
+    let Some((lan, _turn)) = lay("home", &["alpha", "bravo", "charlie"], Addresses::Home) else { return };
+    for host in ["alpha", "bravo"] {
+        lan.run_a_container(host).expect("a bridge as the other one");
+    }
+    let (_folder, root) = folder();
+    let hosts = join(&lan, &root, "with container bridges", &[("alpha", None), ("bravo", None), ("charlie", None)]);
+    let doors: Vec<&Door> = hosts.iter().map(|host| &host.door).collect();
+    let began = Instant::now();
+    doors[2].load(3);
+    tell(&format!("with container bridges: placed on three hosts in {:.2?}", began.elapsed()));
+    let expected = doors[0].answer(SHORT);
+    short_answers(&doors, &expected);
 }
