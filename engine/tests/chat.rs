@@ -14,7 +14,7 @@ use shoal_engine::tokenizer::Tokenizer;
 fn tokenizer() -> Tokenizer {
     let texts = ["<unk>", "<s>", "</s>"];
     let mut pairs = Vec::new();
-    let mut text = |pairs: &mut Vec<u8>, text: &str| {
+    let text = |pairs: &mut Vec<u8>, text: &str| {
         pairs.extend((text.len() as u64).to_le_bytes());
         pairs.extend(text.as_bytes());
     };
