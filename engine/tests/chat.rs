@@ -82,7 +82,9 @@ fn templates_render_as_in_python() {
                 Ok(got) if got == text => {}
                 Ok(got) => {
                     let at = got.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
-                    let around = |text: &str| String::from_utf8_lossy(&text.as_bytes()[at.saturating_sub(30)..(at + 50).min(text.len())]).into_owned();
+                    let around = |text: &str| {
+                        String::from_utf8_lossy(&text.as_bytes()[at.saturating_sub(30)..(at + 50).min(text.len())]).into_owned()
+                    };
                     wrong.push(format!("{name} {nth}: {:?}, not {:?}", around(&got), around(text)));
                 }
                 Err(error) => wrong.push(format!("{name} {nth}: {error}")),

@@ -2,6 +2,7 @@
 //!
 //! `data/numbers/reference.py` made the data and says what is measured.
 
+#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 use std::path::PathBuf;
@@ -89,10 +90,8 @@ fn run(name: &str) {
     let layers = file.u32(&format!("{}.block_count", file.str("general.architecture").unwrap())).unwrap();
     let options = StageOptions { threads: 1, kv_bytes: 256 << 20, rows_max: 128, context_tokens: 1024 };
     let mut stage: Box<dyn Stage> = load(&file, &StageSpec { layers: 0..layers }, &options).unwrap();
-    let rows: Vec<Row> = (0..)
-        .zip(&reference.tokens)
-        .map(|(position, &token)| Row { sequence: SequenceId(0), position, token, sample: true })
-        .collect();
+    let rows: Vec<Row> =
+        (0..).zip(&reference.tokens).map(|(position, &token)| Row { sequence: SequenceId(0), position, token, sample: true }).collect();
     let vocabulary = stage.vocabulary();
     let mut logits = vec![0.0; rows.len() * vocabulary];
     for (rows, logits) in rows.chunks(options.rows_max).zip(logits.chunks_mut(options.rows_max * vocabulary)) {

@@ -304,7 +304,12 @@ fn content(place: &str, value: Option<Value>) -> Result<Option<String>, ApiError
         let name = match kind {
             "text" => "text",
             "refusal" => "refusal",
-            _ => return Err(ApiError::unsupported(place.clone(), format!("`{place}` is of type `{kind}`, which is not supported; send text"))),
+            _ => {
+                return Err(ApiError::unsupported(
+                    place.clone(),
+                    format!("`{place}` is of type `{kind}`, which is not supported; send text"),
+                ));
+            }
         };
         match part.get(name) {
             Some(Value::String(text)) => whole.push_str(text),

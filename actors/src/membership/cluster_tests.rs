@@ -130,13 +130,8 @@ impl Node {
             None,
         );
         let membership_actor = membership_actor.await.unwrap();
-        let topology_arguments = TopologyArguments {
-            handle: topology.clone(),
-            env: env.clone(),
-            services: services.clone(),
-            network: network.clone(),
-            membership: membership.clone(),
-        };
+        let topology_arguments =
+            TopologyArguments { handle: topology.clone(), env: env.clone(), services: services.clone(), network: network.clone() };
         let topology_actor = TopologyActor::start(topology_arguments, None).await.unwrap();
         let discovery_actor = DiscoveryActor::start(
             DiscoveryArguments {

@@ -177,7 +177,7 @@ pub(crate) fn fit(card: &mut NodeCard) {
     }
     while card_bytes(card) > NodeCard::BYTES_MAX {
         // Devices alone can be too long only if someone makes them so.
-        if card.models.pop().is_none() && card.devices.pop().is_none() {
+        if card.models.pop().is_none() && card.devices.pop().is_none() && card.instances.pop().is_none() {
             card.addresses.clear();
             break;
         }
@@ -201,6 +201,7 @@ pub(crate) fn test_card(node: NodeId, incarnation: u64) -> NodeCard {
         memory_free_bytes: 4 << 30,
         devices: Vec::new(),
         models: Vec::new(),
+        instances: Vec::new(),
         addresses: vec!["192.168.0.1:4000".to_owned()],
         api: None,
     }

@@ -125,12 +125,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     }))
     .await?;
 
-    let arguments = TopologyArguments {
-        handle: topology.clone(),
-        env: env.clone(),
-        services: services.clone(),
-        network: network.clone(),
-    };
+    let arguments = TopologyArguments { handle: topology.clone(), env: env.clone(), services: services.clone(), network: network.clone() };
     add(child("topology", move |cell| {
         let arguments = arguments.clone();
         async move { Ok(TopologyActor::start(arguments, Some(cell)).await?.get_cell()) }

@@ -3,6 +3,7 @@
 use super::{ConfigError, DecoderConfig};
 use crate::card::ModelCard;
 use crate::gguf::{Gguf, TensorView};
+use crate::kernels::matrix_bytes;
 use crate::quant::BlockType;
 use std::collections::BTreeMap;
 
@@ -50,9 +51,14 @@ impl ModelCard {
     }
 }
 
-/// Memory of a tensor as loaded: matrices stay as they are in the file, vectors become `f32`.
+/// Memory of a tensor as loaded: matrices stay quantised, vectors become `f32`.
 fn held_bytes(view: &TensorView<'_>) -> u64 {
-    if view.rows() == 1 { (view.elements() * size_of::<f32>()) as u64 } else { view.bytes.len() as u64 }
+    if view.rows() == 1 {
+        (view.elements() * size_of::<f32>()) as u64
+    } else {
+        // A type without kernels will not be loaded, so its size does not matter.
+        matrix_bytes(view.block, view.rows(), view.row_len()).unwrap_or(view.bytes.len() as u64)
+    }
 }
 
 /// The type that most elements of matrices have.

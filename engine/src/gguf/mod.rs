@@ -157,6 +157,14 @@ impl Gguf {
         self.shared.header.tensors.iter().map(|(name, info)| self.view(name, info))
     }
 
+    /// Lets the system take back the memory in which a tensor's bytes were read, once they have been copied elsewhere. They can
+    /// be read again at any time.
+    pub fn forget(&self, view: &TensorView<'_>) {
+        if let Some(info) = self.shared.header.tensors.get(view.name) {
+            self.shared.source.forget(info.range.clone());
+        }
+    }
+
     fn view<'a>(&'a self, name: &'a str, info: &'a TensorInfo) -> TensorView<'a> {
         let bytes = &self.shared.source.bytes()[info.range.clone()];
         TensorView { name, shape: &info.shape, block: info.block, offset: info.range.start as u64, bytes }

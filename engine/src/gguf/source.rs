@@ -45,4 +45,18 @@ impl Source {
             Source::Memory(bytes) => bytes,
         }
     }
+
+    /// Lets the system take back the memory of a part of the file that will not be read for now.
+    pub(super) fn forget(&self, range: std::ops::Range<usize>) {
+        #[cfg(unix)]
+        if let Source::Mapped(map) = self {
+            // SAFETY: the advice drops pages of a read-only map of a file. Whoever reads them again gets the same bytes,
+            // from the file.
+            let advice = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len()) };
+            // It is advice: without it the memory stays in use until the system needs it.
+            advice.unwrap_or_default();
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
 }

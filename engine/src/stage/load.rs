@@ -155,7 +155,9 @@ impl<D> Loader<'_, D> {
     }
 
     fn matrix<B: Kernels<Device = D>>(&mut self, name: &str) -> Result<Matrix<B>, LoadError> {
-        let matrix = B::matrix(self.device, &self.view(name)?).map_err(|error| self.failed(error))?;
+        let view = self.view(name)?;
+        let matrix = B::matrix(self.device, &view).map_err(|error| self.failed(error))?;
+        self.gguf.forget(&view);
         self.bytes += matrix.bytes();
         Ok(matrix)
     }

@@ -265,3 +265,19 @@ fn a_stage_holds_its_own_tensors_only() {
     // Both ends hold the shared tensor; a stage with both holds it once.
     assert_eq!(bytes(0..2) + bytes(2..4), all + of("token_embd.weight"));
 }
+
+#[test]
+fn the_card_says_what_stages_hold() {
+    for gguf in models() {
+        let card = crate::card::ModelCard::from_gguf(&gguf).unwrap();
+        for layers in [0..4, 0..2, 1..3, 2..4, 3..4] {
+            let held = load(&gguf, &StageSpec { layers: layers.clone() }, &options(1)).unwrap().weight_bytes();
+            let mut said: u64 = card.layer_bytes[layers.start as usize..layers.end as usize].iter().sum();
+            let (first, last) = (layers.start == 0, layers.end == 4);
+            said += if first { card.embedding_bytes } else { 0 };
+            said += if last { card.head_bytes } else { 0 };
+            said -= if first && last && card.tied_head { card.embedding_bytes } else { 0 };
+            assert_eq!(held, said, "{layers:?}");
+        }
+    }
+}
