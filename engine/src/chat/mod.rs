@@ -104,7 +104,9 @@ impl ChatTemplate {
         environment.add_filter("escape", python::escape);
         environment.add_filter("e", python::escape);
         environment.add_test("iterable", python::is_iterable);
-        environment.add_template_owned(NAME, python::without_generation_marks(source)).map_err(|error| ChatError::Template(describe(&error)))?;
+        environment
+            .add_template_owned(NAME, python::without_generation_marks(source))
+            .map_err(|error| ChatError::Template(describe(&error)))?;
         Ok(Self { environment: Arc::new(environment), bos, eos, assumed: None })
     }
 
