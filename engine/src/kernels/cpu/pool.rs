@@ -149,10 +149,11 @@ impl Shared {
                 }
             }
             // The owner may leave as soon as the count is zero, but `self` is kept alive by this thread's own reference.
-            if self.running.fetch_sub(1, Ordering::SeqCst) == 1 && self.owner_asleep.load(Ordering::SeqCst) {
-                if let Some(owner) = &*self.owner.lock().unwrap_or_else(PoisonError::into_inner) {
-                    owner.unpark();
-                }
+            if self.running.fetch_sub(1, Ordering::SeqCst) == 1
+                && self.owner_asleep.load(Ordering::SeqCst)
+                && let Some(owner) = &*self.owner.lock().unwrap_or_else(PoisonError::into_inner)
+            {
+                owner.unpark();
             }
         }
     }
