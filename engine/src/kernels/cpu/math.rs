@@ -39,7 +39,7 @@ pub(crate) fn silu<S: Simd>(s: S, x: S::F) -> S::F {
 pub(crate) fn gelu<S: Simd>(s: S, x: S::F) -> S::F {
     let cube = s.mul(s.mul(x, x), x);
     let inner = s.fma(cube, s.splat(0.044_715), x);
-    gate(s, x, s.mul(inner, s.splat(1.595_769)))
+    gate(s, x, s.mul(inner, s.splat(2.0 * 0.797_884_6)))
 }
 
 /// The lanes' sum, as a balanced tree.

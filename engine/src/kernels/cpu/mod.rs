@@ -1,4 +1,5 @@
 //! Kernels of the CPU backend (burn-flex): packed quantised weights, integer dot products, paged attention.
+#![allow(clippy::needless_range_loop, reason = "registers and tiles are fixed arrays, several of which go by one index")]
 
 mod activations;
 mod attention;

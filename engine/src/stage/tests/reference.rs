@@ -1,6 +1,8 @@
 //! The decoder written down again, as plainly as can be: loops over dequantised weights, all positions at once, no cache. Keys and
 //! values are rounded to half precision, as the cache does.
 
+#![allow(clippy::needless_range_loop, reason = "positions index several things")]
+
 use half::f16;
 
 use crate::config::{Activation, DecoderConfig, RopeLayout};
