@@ -86,6 +86,19 @@ pub enum JournalRequest {
     },
 }
 
+impl JournalRequest {
+    /// The term that it is made under.
+    pub fn term(&self) -> Term {
+        match self {
+            Self::Store { term, .. }
+            | Self::Append { term, .. }
+            | Self::Finish { term, .. }
+            | Self::Collect { term, .. }
+            | Self::Forget { term, .. } => *term,
+        }
+    }
+}
+
 /// A member's answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]

@@ -118,6 +118,20 @@ impl GenerateOptions {
     }
 }
 
+/// A model as a node found it in the cluster.
+struct Found {
+    /// The name under which the catalogue knows it.
+    name: String,
+    /// The node that is to place it, and the file's hash there; none if no node has it.
+    placer: Option<(NodeId, String)>,
+    /// What to call it when asking that node.
+    asked: String,
+}
+
+fn other_question() -> NodeError {
+    NodeError::NotPlaced("the placing node gave an answer to another question".to_owned())
+}
+
 /// What models are placed for when nobody says otherwise: a context of 4096 tokens, four sequences of half that length
 /// or two of all of it.
 pub fn default_goal() -> Goal {
@@ -256,6 +270,22 @@ impl Node {
         NodeError::UnknownModel { model: model.to_owned(), on_disk }
     }
 
+    /// Finds a model and the node that is to place it.
+    async fn find(&self, model: &str) -> Result<Found, NodeError> {
+        let (name, sha256) = self.canonical(model).await?;
+        let placer = self.placer(&name, sha256.as_deref());
+        // Only this node knows a file by the path that its user wrote.
+        let own = placer.as_ref().is_some_and(|(node, _)| *node == self.0.node);
+        let asked = if own { model.to_owned() } else { name.clone() };
+        Ok(Found { name, placer, asked })
+    }
+
+    /// Asks the placing node of a model that was found.
+    async fn ask(&self, model: &str, found: &Found, request: PlacementRequest, timeout: Duration) -> Result<PlacementReply, NodeError> {
+        let (placer, _) = found.placer.as_ref().ok_or_else(|| self.unknown(model))?;
+        self.place(*placer, request, timeout).await
+    }
+
     async fn place(&self, node: NodeId, request: PlacementRequest, timeout: Duration) -> Result<PlacementReply, NodeError> {
         match self.remote::<Placement>(node).call(request, timeout).await {
             Ok(Ok(reply)) => Ok(reply),
@@ -264,17 +294,25 @@ impl Node {
         }
     }
 
+    /// Has the placing node load a model that was found, or name the instance that it has of it.
+    async fn place_ready(&self, model: &str, found: &Found, goal: Goal, replica: bool) -> Result<InstanceSummary, NodeError> {
+        let request = PlacementRequest::Load { model: found.asked.clone(), goal, replica };
+        match self.ask(model, found, request, LOAD_TIMEOUT).await? {
+            PlacementReply::Ready(summary) => Ok(*summary),
+            _ => Err(other_question()),
+        }
+    }
+
     /// How a model could be placed now, best first.
     ///
     /// # Errors
     /// If no node has it, or it fits nowhere; the text says what is missing.
     pub async fn plan(&self, model: &str, goal: Goal) -> Result<Vec<Plan>, NodeError> {
-        let (name, sha256) = self.canonical(model).await?;
-        let (placer, _) = self.placer(&name, sha256.as_deref()).ok_or_else(|| self.unknown(model))?;
-        let asked = if placer == self.0.node { model.to_owned() } else { name };
-        match self.place(placer, PlacementRequest::Plan { model: asked, goal }, PLAN_TIMEOUT).await? {
+        let found = self.find(model).await?;
+        let request = PlacementRequest::Plan { model: found.asked.clone(), goal };
+        match self.ask(model, &found, request, PLAN_TIMEOUT).await? {
             PlacementReply::Plans(plans) => Ok(plans),
-            _ => Err(NodeError::NotPlaced("the placing node gave an answer to another question".to_owned())),
+            _ => Err(other_question()),
         }
     }
 
@@ -283,23 +321,17 @@ impl Node {
     /// # Errors
     /// If no node has it, it fits nowhere, or a node cannot load its layers; the text says what is missing.
     pub async fn load(&self, model: &str, goal: Goal, replica: bool) -> Result<InstanceSummary, NodeError> {
-        let (name, sha256) = self.canonical(model).await?;
-        let placer = self.placer(&name, sha256.as_deref());
+        let found = self.find(model).await?;
         if !replica {
-            let same = |instance: &InstanceSummary| match &placer {
+            let same = |instance: &InstanceSummary| match &found.placer {
                 Some((_, hash)) => &instance.sha256 == hash,
-                None => instance.model == name,
+                None => instance.model == found.name,
             };
             if let Some(ready) = self.instances().into_iter().find(|instance| instance.state == InstanceState::Ready && same(instance)) {
                 return Ok(ready);
             }
         }
-        let (placer, _) = placer.ok_or_else(|| self.unknown(model))?;
-        let asked = if placer == self.0.node { model.to_owned() } else { name };
-        match self.place(placer, PlacementRequest::Load { model: asked, goal, replica }, LOAD_TIMEOUT).await? {
-            PlacementReply::Ready(summary) => Ok(*summary),
-            _ => Err(NodeError::NotPlaced("the placing node gave an answer to another question".to_owned())),
-        }
+        self.place_ready(model, &found, goal, replica).await
     }
 
     /// Takes a placed model down. Resolves when its memory is given back.
@@ -342,13 +374,9 @@ impl Node {
 
     /// Places a model whose known instance is gone, whatever the cards still say.
     async fn load_other(&self, model: &str, goal: &Goal, gone: InstanceId) -> Result<InstanceSummary, NodeError> {
-        let (name, sha256) = self.canonical(model).await?;
-        let (placer, _) = self.placer(&name, sha256.as_deref()).ok_or_else(|| self.unknown(model))?;
-        let asked = if placer == self.0.node { model.to_owned() } else { name };
-        match self.place(placer, PlacementRequest::Load { model: asked, goal: goal.clone(), replica: false }, LOAD_TIMEOUT).await? {
-            PlacementReply::Ready(summary) if summary.instance != gone => Ok(*summary),
-            _ => Err(NodeError::UnknownInstance(gone)),
-        }
+        let found = self.find(model).await?;
+        let summary = self.place_ready(model, &found, goal.clone(), false).await?;
+        if summary.instance == gone { Err(NodeError::UnknownInstance(gone)) } else { Ok(summary) }
     }
 
     /// Resolves if the node stops by itself, with the reason. Never resolves for a node that was told to leave.

@@ -12,7 +12,7 @@ use super::lock::FolderLock;
 use super::{Inner, Node};
 use crate::card::NodeCard;
 use crate::catalog::{Catalog, CatalogEffects, CatalogSettings};
-use crate::conductor::journal::{Journal, JournalRequest, JournalStore};
+use crate::conductor::journal::{Journal, JournalStore};
 use crate::conductor::{Ground, LocalFiles, Placement, PlacementActor, PlacementArguments, PlacementMsg, Schedulers};
 use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
 use crate::env::{Beacon, Env, NetworkConfig};
@@ -252,14 +252,7 @@ where
 
 fn keep_journal(journal: &Mutex<JournalStore>, call: Inbound<Journal>) {
     // A term names its claimant: nobody speaks for another.
-    let term = match &call.request {
-        JournalRequest::Store { term, .. }
-        | JournalRequest::Append { term, .. }
-        | JournalRequest::Finish { term, .. }
-        | JournalRequest::Collect { term, .. }
-        | JournalRequest::Forget { term, .. } => *term,
-    };
-    if term.node != call.from {
+    if call.request.term().node != call.from {
         if let Some(reply) = call.reply {
             reply.fail("a journal belongs to the conductor that its term names");
         }

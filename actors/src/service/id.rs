@@ -16,7 +16,6 @@ impl ServiceId {
     const USER: u32 = 1 << 16;
 
     /// The number of one of the node's own services.
-    #[allow(dead_code, reason = "the services of the node are in other modules")]
     pub(crate) const fn system(number: u16) -> Self {
         Self(number as u32)
     }
