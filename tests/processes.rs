@@ -140,13 +140,15 @@ fn a_killed_stage_ends_the_answer_with_an_error_and_the_rest_goes_on() {
 
     let answer = {
         let victim = nodes.iter_mut().find(|node| node.id() == victim).expect("ours");
-        let mut killed = false;
-        stream(&api, &question(TINY, 450), |tokens| {
-            if tokens >= 5 && !killed {
-                killed = true;
+        let mut killed = None;
+        let answer = stream(&api, &question(TINY, 450), |tokens| {
+            if tokens >= 5 && killed.is_none() {
+                killed = Some(std::time::Instant::now());
                 victim.kill();
             }
-        })
+        });
+        println!("the answer ended {:?} after the kill", killed.map(|killed| killed.elapsed()));
+        answer
     };
     let error =
         answer.error.as_ref().unwrap_or_else(|| panic!("it went on to its end: {} tokens, {:?}", answer.token_ids.len(), answer.finish));
@@ -156,7 +158,8 @@ fn a_killed_stage_ends_the_answer_with_an_error_and_the_rest_goes_on() {
     // The nodes that are left place the model anew and answer.
     let again = stream(&api, &question(TINY, 8), |_| {});
     assert!(again.done && again.error.is_none(), "{again:?}");
-    assert_eq!(again.token_ids, answer.token_ids[..8.min(answer.token_ids.len())], "the same question has the same answer");
+    let shown = answer.token_ids.len().min(8);
+    assert_eq!(again.token_ids[..shown], answer.token_ids[..shown], "the same question has the same answer");
 }
 
 #[test]
@@ -248,6 +251,7 @@ fn a_demonstration_leaves_nothing_behind() {
     let output = demo(&["--json"]).output().expect("runs");
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{log}");
+    assert!(!log.contains("ending at once"), "the nodes leave in good order: {log}");
     let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert!(told["tokens"].as_u64().is_some_and(|tokens| (1..=8).contains(&tokens)), "{told}");
     assert!(told["prefill_tok_s"].as_f64().is_some_and(|rate| rate > 0.0), "{told}");
@@ -256,6 +260,23 @@ fn a_demonstration_leaves_nothing_behind() {
     assert!(stages.iter().all(|stage| stage["lease_bytes"].as_u64().is_some_and(|bytes| bytes > 0)), "{told}");
     let left = || std::fs::read_dir(&temporary).expect("is there").map(|entry| entry.expect("an entry").path()).collect::<Vec<_>>();
     assert_eq!(left(), Vec::<std::path::PathBuf>::new());
+
+    // Interrupted in any phase, it tells its nodes to leave and waits for them.
+    for (phase, code) in [("starting", 130), ("found each other", 130), ("serving until", 0)] {
+        let mut interrupted = demo(&["--keep"]).stdout(std::process::Stdio::piped()).spawn().expect("runs");
+        let lines = std::io::BufRead::lines(std::io::BufReader::new(interrupted.stdout.take().expect("piped")));
+        let mut signalled = false;
+        for line in lines.map_while(Result::ok) {
+            if line.contains(phase) && !signalled {
+                signalled = true;
+                let pid = i32::try_from(interrupted.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+                rustix::process::kill_process(pid, Signal::INT).expect("signalled");
+            }
+        }
+        // Its output ended, and with it that of its nodes.
+        assert_eq!(interrupted.wait().expect("ended").code(), Some(code), "{phase}");
+        assert_eq!(left(), Vec::<std::path::PathBuf>::new(), "{phase}");
+    }
 
     // Killed without warning in the middle, its nodes notice and clean up after themselves.
     let mut killed = demo(&["--keep"]).stdout(std::process::Stdio::piped()).spawn().expect("runs");

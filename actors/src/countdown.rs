@@ -42,7 +42,9 @@ mod tests {
     fn the_last_one_calls_once() {
         let calls = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&calls);
-        let first = Countdown::new(Box::new(move || drop(counted.fetch_add(1, Ordering::Relaxed))));
+        let first = Countdown::new(Box::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }));
         let second = first.clone();
         drop(first);
         assert_eq!(calls.load(Ordering::Relaxed), 0);

@@ -10,6 +10,10 @@
 //! | `POST /v1/shoal/plan`, `load`, `unload` | placing of models |
 //! | `POST /v1/shoal/leave` | ends the node; from the same machine only |
 //!
+//! Every documented parameter of OpenAI's chat completions is honoured, or refused with status 400 and its name; none is
+//! passed over in silence. Beyond them there are `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and
+//! `return_token_ids`. Errors have OpenAI's shape. A client that goes away ends its generation.
+//!
 //! It speaks to whoever reaches it, so it listens on the loopback interface unless told otherwise. There it also
 //! refuses requests that a web page made: those whose `Host` or `Origin` is not this machine.
 

@@ -134,3 +134,53 @@ impl Answer {
         (!text.is_empty()).then(|| text.to_owned())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_becomes_text_and_a_summary() {
+        let (send, events) = mpsc::channel(8);
+        for value in [
+            json!({"choices": [{"delta": {"role": "assistant", "content": ""}, "token_ids": []}], "usage": null}),
+            json!({"choices": [{"delta": {"content": "hé"}, "token_ids": [5]}]}),
+            json!({"choices": [{"delta": {}, "finish_reason": "length"}], "timings": {"prefill_tok_s": 7.5, "decode_tok_s": null}}),
+            json!({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}),
+        ] {
+            send.send(Ok(value)).await.expect("room");
+        }
+        drop(send);
+        let mut answer = Answer { events, summary: Summary::default(), ended: false };
+        assert_eq!(answer.next().await, Some(Ok(Event::Text("hé".to_owned()))));
+        let summary = Summary {
+            finish_reason: "length".to_owned(),
+            prompt_tokens: 3,
+            tokens: 1,
+            token_ids: vec![5],
+            prefill_tok_s: Some(7.5),
+            decode_tok_s: None,
+        };
+        assert_eq!(answer.next().await, Some(Ok(Event::End(summary.clone()))));
+        assert_eq!(answer.next().await, None);
+        assert_eq!(words_of(&summary), "prefill 7.50 tok/s (3 tokens), decode – (1 tokens)");
+    }
+
+    #[test]
+    fn what_was_not_given_is_not_asked() {
+        let asked = Asked {
+            model: "m".to_owned(),
+            system: Some("be brief".to_owned()),
+            prompt: "hi".to_owned(),
+            raw: false,
+            temperature: 0.0,
+            seed: None,
+            max_tokens: None,
+        };
+        let body = asked.body();
+        assert_eq!(body["messages"][0], json!({"role": "system", "content": "be brief"}));
+        assert!(body.get("seed").is_none() && body.get("max_tokens").is_none());
+        let raw = Asked { raw: true, system: None, seed: Some(u64::MAX), ..asked }.body();
+        assert_eq!((&raw["prompt"], raw.get("messages"), raw["seed"].as_u64()), (&json!("hi"), None, Some(u64::MAX)));
+    }
+}

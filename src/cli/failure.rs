@@ -46,6 +46,10 @@ impl Failure {
         Self::new("interrupted").exit(Exit::Interrupted)
     }
 
+    pub(crate) fn is_interruption(&self) -> bool {
+        self.exit == Exit::Interrupted
+    }
+
     /// Tells the user, and gives the program's exit code.
     pub(crate) fn report(self) -> ExitCode {
         let code = ExitCode::from(self.exit as u8);

@@ -1,6 +1,6 @@
 //! `shoal pull`
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -86,36 +86,48 @@ pub(crate) async fn fetch(catalog: &Catalog, model: &str, cancel: &Cancel) -> Re
     let bar = ProgressBar::no_length();
     let sink = {
         let bar = bar.clone();
-        let shown = std::sync::Mutex::new(None);
-        Arc::new(move |progress: &Progress| show(&bar, &shown, progress))
+        let shown = Mutex::new(Shown::default());
+        Arc::new(move |progress: &Progress| shown.lock().unwrap_or_else(PoisonError::into_inner).update(&bar, progress))
     };
     let result = catalog.pull(model, sink, cancel).await;
     bar.finish_and_clear();
     Ok(result?)
 }
 
-fn show(bar: &ProgressBar, shown: &std::sync::Mutex<Option<Phase>>, progress: &Progress) {
-    let mut shown = shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if *shown != Some(progress.phase) {
-        *shown = Some(progress.phase);
-        let text = match progress.total {
-            Some(_) => "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-            None => "{spinner} {msg}",
-        };
-        if let Ok(style) = ProgressStyle::with_template(text) {
-            bar.set_style(style);
+/// What stands there at the moment.
+#[derive(Debug, Default)]
+struct Shown {
+    /// The phase, and whether its end is known.
+    style: Option<(Phase, bool)>,
+    /// Where the line that stands in for a bar said that the model comes from.
+    told: Option<Arc<str>>,
+}
+
+impl Shown {
+    fn update(&mut self, bar: &ProgressBar, progress: &Progress) {
+        let style = (progress.phase, progress.total.is_some());
+        if self.style != Some(style) {
+            self.style = Some(style);
+            let text = match progress.total {
+                Some(_) => "{msg} {bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+                None => "{spinner} {msg}",
+            };
+            if let Ok(style) = ProgressStyle::with_template(text) {
+                bar.set_style(style);
+            }
+            bar.reset_eta();
+            bar.set_message(format!("{} ({})", progress.phase, progress.source));
         }
-        bar.reset_eta();
-        bar.set_message(format!("{} ({})", progress.phase, progress.source));
-        if bar.is_hidden() && progress.phase == Phase::Download {
-            // Not a terminal: one line says what takes so long.
+        // Not a terminal: one line for each source says what takes so long.
+        if bar.is_hidden() && progress.phase == Phase::Download && self.told.as_ref() != Some(&progress.source) {
+            self.told = Some(Arc::clone(&progress.source));
             let size = progress.total.map(size_text).unwrap_or_else(|| "an unknown size".to_owned());
             note!("fetching {size} from {}", progress.source);
         }
+        match progress.total {
+            Some(total) => bar.set_length(total),
+            None => bar.unset_length(),
+        }
+        bar.set_position(progress.done);
     }
-    match progress.total {
-        Some(total) => bar.set_length(total),
-        None => bar.unset_length(),
-    }
-    bar.set_position(progress.done);
 }

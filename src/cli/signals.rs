@@ -6,14 +6,15 @@ use std::io;
 #[derive(Debug)]
 pub(crate) struct Signals {
     #[cfg(unix)]
-    streams: [tokio::signal::unix::Signal; 3],
+    streams: [tokio::signal::unix::Signal; 2],
 }
 
 impl Signals {
     #[cfg(unix)]
     pub(crate) fn listen() -> io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { streams: [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?] })
+        // Not the end of the terminal: whoever starts a program with nohup wants it to be ignored.
+        Ok(Self { streams: [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?] })
     }
 
     #[cfg(not(unix))]
@@ -24,12 +25,11 @@ impl Signals {
     /// Resolves at the next one.
     #[cfg(unix)]
     pub(crate) async fn next(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.streams;
+        let [interrupt, terminate] = &mut self.streams;
         tokio::select! {
             biased;
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
         }
     }
 

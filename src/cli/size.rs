@@ -21,7 +21,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let number: f64 = number.parse().map_err(|_| format!("`{text}` is no size: write it like 4GiB or 500MB"))?;
     let bytes = number * unit as f64;
     // Every machine's memory is far below this.
-    if bytes < 1.0 || bytes > 1e18 { Err(format!("`{text}` is no size that a machine can have")) } else { Ok(bytes as u64) }
+    if (1.0..=1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(format!("`{text}` is no size that a machine can have")) }
 }
 
 /// `bytes` with three digits, e.g. `97.3 MB`.

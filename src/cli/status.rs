@@ -37,9 +37,15 @@ impl Status {
     }
 }
 
+/// The instruction set that says most about a processor's speed.
+fn best(features: &[String]) -> &str {
+    let known = ["amx", "avx512", "avx2", "avx", "sve", "i8mm", "dotprod", "neon"];
+    known.iter().find_map(|wanted| features.iter().find(|feature| feature.starts_with(wanted))).map_or("cpu", String::as_str)
+}
+
 fn devices(node: &NodeState) -> String {
     let words = node.devices.iter().map(|device| match device.kind.as_str() {
-        "cpu" => format!("{} × {}", device.threads, device.features.last().map_or("cpu", String::as_str)),
+        "cpu" => format!("{} threads, {}", device.threads, best(&device.features)),
         "gpu" => device.name.clone(),
         _ => format!("({} unused)", device.name),
     });

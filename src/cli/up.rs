@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -85,6 +85,13 @@ pub(crate) struct Up {
     temporary: bool,
 }
 
+/// Why the node leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reason {
+    Signal,
+    Asked,
+}
+
 /// What the node's parts have to tell.
 enum News {
     Member(MemberEvent),
@@ -113,14 +120,16 @@ impl Up {
         let asked = tell.clone();
         let serving = api.map(|api| api.serve(node.clone(), move || drop(asked.send(News::AskedToLeave))));
         if self.exit_with_stdin {
-            watch_stdin(tell)?;
+            watch_stdin(tell, self.temporary_folder())?;
         }
         let result = match self.ready(&node, serving.as_ref(), private).await {
             Ok(()) => self.watch(&node, &mut news, &mut signals).await,
             Err(failure) => Err(failure),
         };
-        self.end(node, serving, &mut signals).await;
-        result
+        // Whoever was told to leave otherwise may get the customary signal on top; only one more is impatience.
+        let impatience = if matches!(result, Ok(Reason::Signal)) { 1 } else { 2 };
+        self.end(node, serving, &mut signals, impatience).await;
+        result.map(drop)
     }
 
     async fn start(&self, key: Option<ClusterKey>, api: Option<SocketAddr>) -> Result<Node, Failure> {
@@ -162,14 +171,14 @@ impl Up {
         let view = node.view();
         let Some(card) = view.card(node.id()) else { return Err(Failure::new("the node does not know itself; this is a bug")) };
         let control: Vec<String> = node.network().listening().iter().map(ToString::to_string).collect();
-        let api = serving.map(|serving| serving.address().to_string());
+        let api = serving.map(Serving::address);
         let ready = json!({
             "event": "ready",
             "node": node.id().to_string(),
             "name": card.name,
             "version": card.version,
             "control": control,
-            "api": api,
+            "api": api.map(|api| api.to_string()),
             "private": private,
             "pid": std::process::id(),
         });
@@ -179,24 +188,24 @@ impl Up {
         if self.json {
             say!("{ready}");
         } else {
-            banner(card, node, &control, api.as_deref(), private);
+            banner(card, node, &control, api, private);
         }
         Ok(())
     }
 
     /// Announces what happens until there is a reason to leave.
-    async fn watch(&self, node: &Node, news: &mut mpsc::UnboundedReceiver<News>, signals: &mut Signals) -> Result<(), Failure> {
+    async fn watch(&self, node: &Node, news: &mut mpsc::UnboundedReceiver<News>, signals: &mut Signals) -> Result<Reason, Failure> {
         let mut refused = BTreeSet::new();
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
-                () = signals.next() => return Ok(()),
+                () = signals.next() => return Ok(Reason::Signal),
                 reason = node.stopped() => return Err(Failure::new(format!("the node stopped: {reason}"))),
                 told = news.recv() => match told {
                     Some(News::Member(event)) => self.member(node, event),
-                    Some(News::AskedToLeave | News::StdinEnded) | None => return Ok(()),
+                    Some(News::AskedToLeave | News::StdinEnded) | None => return Ok(Reason::Asked),
                 },
                 _ = look.tick() => self.refusals(node, &mut refused),
             }
@@ -256,8 +265,8 @@ impl Up {
         }
     }
 
-    /// Leaves the cluster. Another signal ends it at once.
-    async fn end(&self, node: Node, serving: Option<Serving>, signals: &mut Signals) {
+    /// Leaves the cluster. So many signals end it at once.
+    async fn end(&self, node: Node, serving: Option<Serving>, signals: &mut Signals, impatience: u32) {
         if self.json {
             say!("{}", json!({"event": "leaving"}));
         } else {
@@ -272,9 +281,14 @@ impl Up {
                 serving.stop().await;
             }
         };
+        let signalled = async {
+            for _ in 0..impatience {
+                signals.next().await;
+            }
+        };
         tokio::select! {
             biased;
-            () = signals.next() => {
+            () = signalled => {
                 note!("ending at once");
                 self.remove_data();
                 std::process::exit(i32::from(Exit::Interrupted as u8));
@@ -287,15 +301,24 @@ impl Up {
         }
     }
 
-    fn remove_data(&self) {
-        if let Some(folder) = self.data_dir.as_ref().filter(|_| self.temporary) {
-            if let Err(error) = std::fs::remove_dir_all(folder) {
-                note!("cannot remove {}: {error}", folder.display());
-            }
-            // The last of several nodes finds it empty.
-            let _ = folder.parent().map(std::fs::remove_dir);
-        }
+    /// The data folder, if it is to go at the end.
+    fn temporary_folder(&self) -> Option<PathBuf> {
+        self.data_dir.clone().filter(|_| self.temporary)
     }
+
+    fn remove_data(&self) {
+        self.temporary_folder().iter().for_each(|folder| remove_folder(folder));
+    }
+}
+
+fn remove_folder(folder: &Path) {
+    if let Err(error) = std::fs::remove_dir_all(folder)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        note!("cannot remove {}: {error}", folder.display());
+    }
+    // The last of several nodes finds it empty.
+    let _ = folder.parent().map(std::fs::remove_dir);
 }
 
 fn port_taken(error: BindError) -> Failure {
@@ -311,13 +334,14 @@ fn port_taken(error: BindError) -> Failure {
 }
 
 /// Tells when standard input ends, and ends the process if leaving takes too long after that: whoever started it is gone.
-fn watch_stdin(tell: mpsc::UnboundedSender<News>) -> Result<(), Failure> {
+fn watch_stdin(tell: mpsc::UnboundedSender<News>, temporary: Option<PathBuf>) -> Result<(), Failure> {
     let watch = move || {
         let mut stdin = std::io::stdin().lock();
         let mut sink = [0; 64];
         while matches!(stdin.read(&mut sink), Ok(count) if count > 0) {}
         let _ = tell.send(News::StdinEnded);
         std::thread::sleep(LEAVE_ALONE);
+        temporary.iter().for_each(|folder| remove_folder(folder));
         std::process::exit(i32::from(Exit::Failed as u8));
     };
     std::thread::Builder::new().name("shoal-stdin".to_owned()).spawn(watch)?;
@@ -325,20 +349,21 @@ fn watch_stdin(tell: mpsc::UnboundedSender<News>) -> Result<(), Failure> {
 }
 
 /// Writes a file so that whoever waits for it never sees half of it.
-fn write_whole(file: &std::path::Path, value: &Value) -> std::io::Result<()> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
+fn write_whole(file: &Path, value: &Value) -> std::io::Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
     std::io::Write::write_all(&mut temporary, format!("{value}\n").as_bytes())?;
     temporary.persist(file).map_err(|error| error.error)?;
     Ok(())
 }
 
-fn banner(card: &NodeCard, node: &Node, control: &[String], api: Option<&str>, private: bool) {
+fn banner(card: &NodeCard, node: &Node, control: &[String], api: Option<SocketAddr>, private: bool) {
     say!("shoal {} · {} ({})", card.version, card.name, node.id().short());
     say!("  id       {}", node.id());
     say!("  control  {}", control.join(", "));
     match api {
-        Some(api) => say!("  http     http://{api}/v1"),
+        Some(api) if api.ip().is_loopback() => say!("  http     http://{api}/v1"),
+        Some(api) => say!("  http     http://{api}/v1 (other machines that reach it can use this node)"),
         None => say!("  http     none"),
     }
     say!("  memory   {} of {} on offer", size_text(card.memory_offered_bytes), size_text(card.memory_total_bytes));

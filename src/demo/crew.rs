@@ -14,7 +14,7 @@ use shoal::env::SystemRng;
 use shoal::survey::{Facts, default_offer};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::cli::{Client, Failure, Signals};
 
@@ -49,13 +49,15 @@ pub(super) struct Crew {
     plan: CrewPlan,
     folder: Option<TempDir>,
     processes: Vec<Child>,
+    /// The nodes' standard inputs, which they watch. Waiting for a process would close its own.
+    inputs: Vec<ChildStdin>,
     members: Vec<Member>,
 }
 
 impl Crew {
     pub(super) fn new(plan: CrewPlan) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("shoal-demo-").tempdir()?;
-        Ok(Self { plan, folder: Some(folder), processes: Vec::new(), members: Vec::new() })
+        Ok(Self { plan, folder: Some(folder), processes: Vec::new(), inputs: Vec::new(), members: Vec::new() })
     }
 
     pub(super) fn members(&self) -> &[Member] {
@@ -92,6 +94,7 @@ impl Crew {
             command.process_group(0);
             let mut process = command.spawn().map_err(|error| Failure::new(format!("cannot start {}: {error}", program.display())))?;
             let stdout = process.stdout.take().ok_or_else(|| Failure::new("a node has no output"))?;
+            self.inputs.extend(process.stdin.take());
             self.processes.push(process);
             outputs.push((name, BufReader::new(stdout).lines()));
         }
@@ -149,9 +152,10 @@ impl Crew {
     /// Tells all nodes to leave and waits for them; whichever does not in time, or at another signal, is killed. The
     /// folder is removed.
     pub(super) async fn dismiss(mut self, signals: &mut Signals) -> Result<(), Failure> {
-        for process in &mut self.processes {
-            tell(process);
-        }
+        #[cfg(unix)]
+        self.processes.iter().for_each(tell);
+        #[cfg(not(unix))]
+        self.inputs.clear();
         let processes = &mut self.processes;
         let leaving = async {
             for process in processes.iter_mut() {
@@ -189,17 +193,12 @@ impl Crew {
 }
 
 #[cfg(unix)]
-fn tell(process: &mut Child) {
+fn tell(process: &Child) {
     let pid = process.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid {
         // A process that has ended already hears nothing.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     }
-}
-
-#[cfg(not(unix))]
-fn tell(process: &mut Child) {
-    drop(process.stdin.take());
 }
 
 /// Reads the line with which a node says that it is ready.

@@ -71,11 +71,16 @@ impl Demo {
             }
             (result, _) => result,
         };
-        if let Some(crew) = crew {
+        if let Some(mut crew) = crew {
+            let result = result.map_err(|failure| match crew.casualty() {
+                Some(casualty) if !failure.is_interruption() => Failure::new(format!("{casualty}: {failure}")),
+                _ => failure,
+            });
             show.step("stopping the nodes");
             let clean = crew.dismiss(&mut signals).await;
             clean?;
             show.step("all nodes have stopped; nothing is left behind");
+            return result;
         }
         result
     }
@@ -120,7 +125,7 @@ impl Demo {
             max_tokens: Some(self.max_tokens),
         };
         show.question(&self.prompt);
-        let told = show.answer(&asked, &client, crew).await?;
+        let told = show.answer(&asked, &client).await?;
         if self.json {
             let mut object = told;
             object["plan"] = json!({

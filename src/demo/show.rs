@@ -59,15 +59,15 @@ impl Show {
     }
 
     /// Asks, and shows the answer as it comes.
-    pub(super) async fn answer(&self, asked: &Asked, client: &Client, crew: &mut Crew) -> Result<Value, Failure> {
+    pub(super) async fn answer(&self, asked: &Asked, client: &Client) -> Result<Value, Failure> {
         let started = Instant::now();
         let mut first = None;
         let mut text = String::new();
         let mut summary = Summary::default();
         let mut answer = asked.ask(client).await?;
         while let Some(event) = answer.next().await {
-            match event {
-                Ok(Event::Text(piece)) => {
+            match event? {
+                Event::Text(piece) => {
                     first.get_or_insert_with(|| started.elapsed());
                     text.push_str(&piece);
                     if !self.json {
@@ -75,14 +75,7 @@ impl Show {
                         let _ = stdout.write_all(piece.as_bytes()).and_then(|()| stdout.flush());
                     }
                 }
-                Ok(Event::End(end)) => summary = end,
-                Err(error) => {
-                    let failure = Failure::from(error);
-                    return Err(match crew.casualty() {
-                        Some(casualty) => Failure::new(format!("{failure} ({casualty})")),
-                        None => failure,
-                    });
-                }
+                Event::End(end) => summary = end,
             }
         }
         let first = first.unwrap_or_else(|| started.elapsed()).as_secs_f64();

@@ -66,7 +66,7 @@ pub(crate) fn is_local(ip: IpAddr) -> bool {
 }
 
 /// Whether an interface is a container bridge, a tunnel or the like. Told by its name, as there is no portable flag.
-fn is_virtual(interface: &Interface) -> bool {
+pub(crate) fn is_virtual(interface: &Interface) -> bool {
     const NAMES: [&str; 18] = [
         "docker",
         "br-",

@@ -14,8 +14,7 @@ use super::wire::{LeaseReply, LeaseRequest};
 use super::{LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, Leases, LeasesActor, LeasesArguments, timing};
 use crate::card::{DeviceCard, ModelCard};
 use crate::env::{
-    BoxFuture, Clock, Compute, ComputeError, Env, Instant, MemoryStorage, NetworkConfig, NetworkEvent, NetworkFactory, SystemRng,
-    SystemSpawner, TextModel,
+    BoxFuture, Clock, Compute, ComputeError, Env, Instant, MemoryStorage, NetworkConfig, NetworkEvent, SystemRng, SystemSpawner, TextModel,
 };
 use crate::ids::{Incarnation, InstanceId, LeaseId, NodeId, Term};
 use crate::network::{MemoryExchange, MemoryNetwork};
@@ -25,9 +24,12 @@ use shoal_engine::stage::{Stage, StageOptions, StageSpec};
 
 const MB: u64 = 1_000_000;
 
+/// Somebody who sleeps until a moment.
+type Sleeper = (Instant, oneshot::Sender<()>);
+
 #[derive(Debug, Default)]
 struct TestClock {
-    state: Mutex<(u64, Vec<(Instant, oneshot::Sender<()>)>)>,
+    state: Mutex<(u64, Vec<Sleeper>)>,
 }
 
 impl Clock for TestClock {

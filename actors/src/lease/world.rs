@@ -77,6 +77,9 @@ impl Offbeat {
     }
 }
 
+/// Who asked, in which life, about which call, since when, for which lease.
+type Pending = (usize, u64, Option<CallKey>, Instant, Option<LeaseId>);
+
 struct OwnerNode {
     machine: Owner,
     clock: Offbeat,
@@ -84,7 +87,7 @@ struct OwnerNode {
     offered: u64,
     /// What is written to: from the grant until the fence holds.
     occupied: BTreeMap<LeaseId, u64>,
-    pending: BTreeMap<u64, (usize, u64, Option<CallKey>, Instant, Option<LeaseId>)>,
+    pending: BTreeMap<u64, Pending>,
 }
 
 struct HolderNode {

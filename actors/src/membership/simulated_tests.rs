@@ -369,6 +369,25 @@ fn an_unplugged_node_is_dead_and_comes_back_when_plugged_in() {
 }
 
 #[test]
+fn a_node_that_was_cut_off_kills_nobody_when_it_is_back() {
+    for seed in 0..20 {
+        let mut network = Network::new(4, seed);
+        for (one, other) in [(0, 1), (1, 0)] {
+            network.step(one, Input::Watch { node: id(other), watched: true });
+        }
+        network.run(at(2000));
+        network.isolate(2, true);
+        network.run(at(6000));
+        network.isolate(2, false);
+        network.run(at(20_000));
+        network.assert_converged();
+        for observer in [0, 1, 3] {
+            assert_eq!(network.deaths(observer), 1, "seed {seed}, {observer}: {:?}", network.hosts[observer].events);
+        }
+    }
+}
+
+#[test]
 fn a_node_that_was_suspended_comes_back_and_blames_nobody() {
     let mut network = Network::new(4, 13);
     network.run(at(2000));

@@ -28,6 +28,8 @@ pub(crate) const MEMBERS_MAX: usize = 4096;
 const REMEMBERED: Duration = Duration::from_secs(10 * 60);
 /// A machine that is stepped so much later than it asked for was suspended or starved; it grants everybody the time.
 const LATE: Duration = Duration::from_millis(250);
+/// How long ago a connected member may have been heard from for its death to be doubted: two rounds of probes.
+const IN_TOUCH: Duration = Duration::from_secs(1);
 /// Pause between comparisons of knowledge with a random peer.
 const COMPARE_EVERY: Duration = Duration::from_secs(10);
 /// Shortest pause between two revisions of the own card.
@@ -568,6 +570,11 @@ impl Swim {
             return;
         };
         let old = member.claim;
+        let in_touch = self.links.contains_key(&update.node) && now.since(member.contact) < IN_TOUCH;
+        let same_life = update.incarnation == old.incarnation;
+        if in_touch && same_life && update.state == MemberState::Dead && old.state.is_present() {
+            return self.question(now, update);
+        }
         if update.beats(&old) {
             let reborn = update.incarnation != old.incarnation;
             let revision = if reborn { update.revision } else { update.revision.max(old.revision) };
@@ -601,6 +608,25 @@ impl Swim {
                 self.doubt_again(now, update.node, false);
             }
             self.want_card(now, update.node, from);
+        }
+    }
+
+    /// Somebody says that a member is dead from which this node has just heard. Who was cut off thinks so of everybody
+    /// and says it when it is back: taken at its word, it would end what those who were never apart do together. So the
+    /// member is told, and is dead only if it has nothing to say to that.
+    fn question(&mut self, now: Instant, update: Update) {
+        let Some(member) = self.members.get_mut(&update.node) else { return };
+        let doubt = Update { state: MemberState::Suspect, revision: update.revision.max(member.claim.revision), ..update };
+        if doubt.beats(&member.claim) {
+            member.claim = doubt;
+            self.believed(now, update.node, true);
+            let allowed = self.timing.suspicion_short;
+            if let Some(member) = self.members.get_mut(&update.node) {
+                member.suspicion = Some(Suspicion { until: now + allowed, allowed, own: false, heard: true });
+            }
+            self.send(update.node, Message::News(Updates { updates: vec![doubt] }));
+        } else if (doubt.version, doubt.state) == (member.claim.version, member.claim.state) {
+            self.doubt_again(now, update.node, false);
         }
     }
 

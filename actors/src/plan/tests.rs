@@ -35,7 +35,6 @@ fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeC
         }],
         models: vec![],
         instances: vec![],
-        instances: vec![],
         addresses: vec![],
         api: None,
     }

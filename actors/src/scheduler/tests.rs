@@ -26,7 +26,8 @@ struct Toy {
 }
 
 fn next_token(history: &[u32]) -> u32 {
-    history.iter().fold(17u32, |hash, token| hash.wrapping_mul(31).wrapping_add(*token)) % VOCABULARY as u32
+    let hash = history.iter().fold(17u32, |hash, token| (hash ^ token).wrapping_mul(0x9e37_79b1).rotate_left(13));
+    (hash >> 8) % VOCABULARY as u32
 }
 
 impl Stage for Toy {

@@ -173,7 +173,8 @@ fn steps(
             return Err(format!("the stage before sent a message of unknown kind {}", received.kind()));
         }
         let kind = machine.step(received.payload(), &mut out).map_err(|fault| fault.to_string())?;
-        drop(received);
+        // Its slot is free for the next step while this one travels on.
+        up.give_back();
         down.send(kind, &[&out], effects.after(SEND_TIMEOUT)).map_err(|error| format!("the stage after is gone: {error}"))?;
     }
     Ok(())

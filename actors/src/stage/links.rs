@@ -10,6 +10,8 @@ use shoal_transport::link::{Link, LinkOptions};
 use shoal_transport::provider::memory::{MemoryFabric, MemoryProvider, Shape};
 use shoal_transport::provider::{Endpoint, Expected, Provider, Ticket};
 
+use super::reach;
+use crate::discovery::beacon::read_interfaces;
 use crate::ids::NodeId;
 
 /// How long both ends of a hop have to find each other.
@@ -81,8 +83,14 @@ impl TensorLinks {
         let deadline = self.effects.after(LINK_TIMEOUT);
         let mut reasons = Vec::new();
         for provider in std::iter::once(&self.local).chain(&self.network) {
-            for endpoint in endpoints.iter().filter(|e| e.kind() == provider.kind()) {
-                match provider.dial(endpoint, ticket, LinkOptions::for_payload(slot_bytes), deadline) {
+            let offered: Vec<Endpoint> = endpoints.iter().filter(|e| e.kind() == provider.kind()).copied().collect();
+            let far = offered.iter().any(|endpoint| matches!(endpoint, Endpoint::Tcp(_)));
+            let interfaces = if far { read_interfaces() } else { Vec::new() };
+            let order = reach::in_order(&offered, &interfaces);
+            for (at, endpoint) in order.iter().enumerate() {
+                let now = self.effects.clock.now();
+                let until = now + reach::share(deadline.since(now), order.len() - at);
+                match provider.dial(endpoint, ticket, LinkOptions::for_payload(slot_bytes), until) {
                     Ok(link) => return Ok(link),
                     Err(error) => reasons.push(error.to_string()),
                 }

@@ -6,6 +6,7 @@ pub mod links;
 pub mod machine;
 pub mod message;
 pub mod port;
+mod reach;
 mod service;
 mod workers;
 

@@ -9,3 +9,4 @@ pub(crate) mod schedule;
 mod socket;
 
 pub use socket::SystemBeacon;
+pub(crate) use socket::read_interfaces;

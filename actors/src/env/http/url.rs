@@ -394,7 +394,8 @@ mod tests {
 
     #[test]
     fn refuses_what_is_no_address() {
-        for text in ["", "ftp://h/", "https://", "https://h:0/", "https://h:99999/", "https://h:+1/", "https://a b/", "https://h/\n", "h/x"]
+        for text in
+            ["", "ftp://h/", "https://", "https://h:0/", "https://h:99999/", "https://h:+1/", "https://a b/", "https://h/\nx", "h/x"]
         {
             assert!(Url::parse(text).is_err(), "{text:?}");
         }

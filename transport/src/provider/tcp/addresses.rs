@@ -46,8 +46,9 @@ fn rank(ip: IpAddr) -> Option<u8> {
         IpAddr::V4(v4) if v4.is_link_local() => Some(3),
         IpAddr::V4(v4) if v4.is_private() => Some(0),
         IpAddr::V4(_) => Some(1),
-        // Reaching it takes the name of the dialler's own interface, which an address passed on does not carry.
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => None,
+        // Reaching it takes the name of the dialler's own interface, which an address passed on does not carry: the
+        // dialler tries its own.
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => Some(4),
         IpAddr::V6(_) => Some(2),
     }
 }
@@ -65,7 +66,7 @@ mod tests {
     #[test]
     fn any_becomes_the_addresses_of_the_interfaces() {
         let interfaces = ["127.0.0.1", "::1", "169.254.3.4", "fd00::5", "fe80::6", "10.0.0.7"];
-        check(&["[::]:5"], &interfaces, &["10.0.0.7:5", "[fd00::5]:5", "169.254.3.4:5"]);
+        check(&["[::]:5"], &interfaces, &["10.0.0.7:5", "[fd00::5]:5", "169.254.3.4:5", "[fe80::6]:5"]);
         check(&["0.0.0.0:5"], &interfaces, &["10.0.0.7:5", "169.254.3.4:5"]);
         check(&["192.168.1.2:5"], &interfaces, &["192.168.1.2:5"]);
     }

@@ -1,0 +1,285 @@
+//! Nodes on hosts of their own, joined by cables that can be pulled: network namespaces stand for the hosts.
+//!
+//! What only a network between hosts shows is tested here: nodes that are told no address find each other, a model is
+//! split between hosts, a host whose cable is pulled in mid-answer is missed by the others, which go on without it, and
+//! it is one of them again when the cable is back. How long things took is printed; only bounds far above what they
+//! should take are asserted.
+//!
+//! It takes Linux, root and the program `ip`. Where they lack, a line says so and the tests pass; with
+//! `SHOAL_REQUIRE_NAMESPACES` set they fail instead.
+
+#![cfg(target_os = "linux")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod host;
+mod lan;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use host::{Door, Host, wait};
+use lan::{Addresses, Lan};
+use serde_json::Value;
+
+const JOIN: Duration = Duration::from_secs(30);
+const MISSED: Duration = Duration::from_secs(20);
+const BACK: Duration = Duration::from_secs(60);
+/// Tokens of an answer that is to be compared with others.
+const SHORT: u32 = 32;
+/// Tokens of an answer in the midst of which a cable is pulled: about all that the model's context takes.
+const LONG: u32 = 440;
+/// Tokens after which the cable is pulled.
+const PULL_AT: usize = 8;
+/// How often it is tried to pull a cable before the answer is complete. One try is the rule, even on a busy machine.
+const TRIES: usize = 8;
+
+/// One network at a time: several would slow each other down, and it is told how long things take.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Tells something even if the test passes, when what tests print is not shown.
+fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "namespaces: {text}");
+}
+
+fn lay(tag: &str, hosts: &[&str], addresses: Addresses) -> Option<(Lan, MutexGuard<'static, ()>)> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    match Lan::lay(tag, hosts, addresses) {
+        Ok(lan) => Some((lan, turn)),
+        Err(reason) => {
+            assert!(std::env::var_os("SHOAL_REQUIRE_NAMESPACES").is_none(), "no network of namespaces: {reason}");
+            tell(&format!("skipped: {reason}"));
+            None
+        }
+    }
+}
+
+fn folder() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path().to_owned();
+    common::models_folder(&root);
+    (folder, root)
+}
+
+/// Starts a node on each host and waits until all see all, and nobody else.
+fn join(lan: &Lan, root: &std::path::Path, how: &str, hosts: &[(&str, Option<&str>)]) -> Vec<Host> {
+    let started = Instant::now();
+    let hosts = Host::start_all(lan, root, hosts);
+    let ready = started.elapsed();
+    let doors: Vec<&Door> = hosts.iter().map(|host| &host.door).collect();
+    let names: Vec<&str> = doors.iter().map(|door| door.name.as_str()).collect();
+    let joined = wait("the hosts find each other", JOIN, &doors, |door| {
+        let seen = door.sees();
+        let all = seen.len() == names.len() && names.iter().all(|name| seen.get(*name).is_some_and(|state| state == "alive"));
+        if all { Ok(()) } else { Err(format!("{} sees {seen:?}", door.name)) }
+    });
+    wait("the hosts know of each other's models", JOIN, &doors, |door| door.is_with(&names));
+    let count = hosts.len();
+    tell(&format!("{how}: {count} hosts ready after {ready:.2?}, each sees all after {:.2?} (target: 2 s)", joined - started));
+    hosts
+}
+
+fn short_answers(doors: &[&Door], expected: &[u64]) {
+    for door in doors {
+        assert_eq!(door.answer(SHORT), expected, "the answer does not depend on who is asked, nor on where the layers are");
+    }
+}
+
+/// Takes the model down wherever it is, and waits until all know.
+fn take_down(doors: &[&Door]) {
+    wait("the model is taken down", BACK, doors, |door| {
+        let answer = door.unload();
+        let instances = &door.state()["instances"];
+        if instances.as_array().is_some_and(Vec::is_empty) { Ok(()) } else { Err(format!("{} knows {instances}: {answer}", door.name)) }
+    });
+}
+
+fn id(value: &Value) -> &str {
+    value.as_str().expect("an id")
+}
+
+#[test]
+fn hosts_find_each_other_split_a_model_and_get_over_a_pulled_cable() {
+    let Some((lan, _turn)) = lay("open", &["alpha", "bravo", "charlie"], Addresses::V4(1)) else { return };
+    let (_folder, root) = folder();
+    let hosts = join(&lan, &root, "open", &[("alpha", None), ("bravo", None), ("charlie", None)]);
+    let doors: Vec<&Door> = hosts.iter().map(|host| &host.door).collect();
+
+    let instance = doors[0].load(3);
+    let stages = instance["stages"].as_array().expect("stages");
+    let mut holders: Vec<&str> = stages.iter().map(|stage| id(&stage["name"])).collect();
+    holders.sort_unstable();
+    assert_eq!(holders, ["alpha", "bravo", "charlie"]);
+    let expected = doors[0].answer(SHORT);
+    short_answers(&doors, &expected);
+    let began = Instant::now();
+    doors[1].answer(LONG);
+    tell(&format!("{LONG} tokens of the tiny model over three hosts, asked of one of them: {:.2?}", began.elapsed()));
+
+    for conducts in [false, true] {
+        pull_and_plug_in(&lan, &doors, conducts, &expected);
+    }
+}
+
+/// Pulls the cable of a host that holds a stage in the midst of an answer, and plugs it in again.
+fn pull_and_plug_in(lan: &Lan, doors: &[&Door], conducts: bool, expected: &[u64]) {
+    let names: Vec<&str> = doors.iter().map(|door| door.name.as_str()).collect();
+    let what = if conducts { "the conductor's cable" } else { "the cable of a stage" };
+    let mut tries = 0;
+    let (victim, others) = loop {
+        tries += 1;
+        assert!(tries <= TRIES, "every answer was complete before the cable was out");
+        take_down(doors);
+        let conductor = id(&doors[0].load(3)["conductor"]).to_owned();
+        let (victim, others): (Vec<&Door>, Vec<&Door>) = match conducts {
+            true => doors.iter().partition(|door| door.id == conductor),
+            false => {
+                let chosen = doors.iter().find(|door| door.id != conductor).expect("three hosts");
+                doors.iter().partition(|door| door.id == chosen.id)
+            }
+        };
+        let victim = victim[0];
+        if pull(lan, what, victim, &others) {
+            break (victim, others);
+        }
+        lan.plug_in(&victim.name);
+        wait("the hosts are together again", BACK, doors, |door| door.is_with(&names));
+    };
+
+    let left: Vec<&str> = others.iter().map(|door| door.name.as_str()).collect();
+    let began = Instant::now();
+    assert_eq!(others[0].answer(SHORT), expected, "the two that are left give the same answer");
+    tell(&format!("{what}: the two that are left place the model and answer in {:.2?}", began.elapsed()));
+    let alone = |door: &Door| match door.sees().iter().find(|(name, state)| left.contains(&name.as_str()) && *state != "dead") {
+        None => Ok(()),
+        Some(other) => Err(format!("{} thinks of {other:?}", door.name)),
+    };
+    wait("the one whose cable was pulled misses the others", MISSED, &[victim], alone);
+
+    // Split between both, the model needs both to go on undisturbed when the third comes back.
+    take_down(&others);
+    let instance = id(&others[1].load(2)["id"]).to_owned();
+    short_answers(&others, expected);
+    let plugged = Instant::now();
+    lan.plug_in(&victim.name);
+    let back = wait("the hosts are together again", BACK, doors, |door| door.is_with(&names));
+    tell(&format!("{what}: all see all {:.2?} after it was plugged in", back - plugged));
+    short_answers(doors, expected);
+    for other in &others {
+        assert_eq!(other.instances(), [instance.as_str()], "whoever comes back does not disturb those who were there");
+    }
+}
+
+/// Asks for a long answer and pulls a cable when it has begun. False if the answer was complete all the same.
+fn pull(lan: &Lan, what: &str, victim: &Door, others: &[&Door]) -> bool {
+    let mut cable = lan.hand_on(&victim.name);
+    let missed = |door: &Door| match door.sees().get(&victim.name).map(String::as_str) {
+        None | Some("dead") => Ok(()),
+        Some(state) => Err(format!("{} thinks that {} is {state}", door.name, victim.name)),
+    };
+    std::thread::scope(|scope| {
+        let (mut pulled, mut watch) = (None, None);
+        let answer = others[0].ask(LONG, |tokens| {
+            if tokens >= PULL_AT && pulled.is_none() {
+                cable.pull();
+                pulled = Some(Instant::now());
+                watch = Some(scope.spawn(move || wait("the others miss it", MISSED, others, missed)));
+            }
+        });
+        let (pulled, ended) = (pulled.expect("the answer begins"), Instant::now());
+        let dead = watch.expect("watched").join().expect("it is missed");
+        if answer.done {
+            return false;
+        }
+        let error = answer.error.unwrap_or_else(|| panic!("the answer ended after {} tokens without a word", answer.token_ids.len()));
+        let message = error["message"].as_str().expect("a message");
+        assert!(message.contains(victim.short()) || message.contains(&victim.name), "the error names the host: {error}");
+        assert!(!error["code"].is_null(), "{error}");
+        assert!(ended - pulled < MISSED, "the answer ended {:.2?} after the cable was pulled", ended - pulled);
+        let tokens = answer.token_ids.len();
+        tell(&format!(
+            "{what}: pulled at token {PULL_AT}, the answer ended after {:.2?} at token {tokens} of {LONG}, both others know after {:.2?} (target: 3 s)",
+            ended - pulled,
+            dead - pulled
+        ));
+        tell(&format!("{what}: the answer ended with: {message}"));
+        true
+    })
+}
+
+#[test]
+fn a_private_cluster_keeps_hosts_without_its_key_out() {
+    let names = ["alpha", "bravo", "charlie", "wrong", "keyless"];
+    let Some((lan, _turn)) = lay("key", &names, Addresses::V4(2)) else { return };
+    let (_folder, root) = folder();
+    let new_key = || {
+        let key = common::shoal().args(["key", "new"]).output().expect("runs");
+        assert!(key.status.success());
+        String::from_utf8(key.stdout).expect("text").trim().to_owned()
+    };
+    let (key, other_key) = (new_key(), new_key());
+    assert_ne!(key, other_key);
+    let strangers = [("wrong", Some(other_key.as_str())), ("keyless", None)];
+    let mut outside = Host::start_all(&lan, &root, &strangers);
+    let key = Some(key.as_str());
+    let mut inside = join(&lan, &root, "private", &[("alpha", key), ("bravo", key), ("charlie", key)]);
+
+    let began = Instant::now();
+    for stranger in &mut outside {
+        // Each side says whom it does not talk to, and why.
+        for member in &mut inside {
+            let refused = member.node.wait_for("refused", |event| event["node"] == stranger.door.id.as_str());
+            assert!(refused["reason"].as_str().is_some_and(|reason| reason.contains("key")), "{refused}");
+            let refused = stranger.node.wait_for("refused", |event| event["node"] == member.door.id.as_str());
+            assert!(refused["reason"].as_str().is_some_and(|reason| reason.contains("key")), "{refused}");
+            if member.door.name == "alpha" {
+                tell(&format!("{} says: {}", stranger.door.name, refused["reason"]));
+            }
+        }
+    }
+    tell(&format!("private: all refusals were told within {:.2?} after the join", began.elapsed()));
+
+    // That lasts: nobody slips in later.
+    std::thread::sleep(Duration::from_secs(3));
+    for member in &inside {
+        member.door.is_with(&["alpha", "bravo", "charlie"]).unwrap();
+        assert_eq!(member.door.sees().len(), 3, "{:?}", member.door.sees());
+    }
+    for stranger in &outside {
+        stranger.door.is_with(&[&stranger.door.name]).unwrap();
+        assert_eq!(stranger.door.sees().len(), 1, "{:?}", stranger.door.sees());
+    }
+    inside[0].door.load(3);
+    let doors: Vec<&Door> = inside.iter().map(|host| &host.door).collect();
+    let expected = doors[0].answer(SHORT);
+    short_answers(&doors, &expected);
+}
+
+/// Two laptops and a cable, and nobody who hands out addresses.
+#[test]
+fn hosts_with_nothing_but_link_local_addresses_work_together() {
+    let Some((lan, _turn)) = lay("link", &["alpha", "bravo"], Addresses::LinkLocal) else { return };
+    let (_folder, root) = folder();
+    let hosts = join(&lan, &root, "link-local", &[("alpha", None), ("bravo", None)]);
+    hosts[0].door.load(2);
+    assert_eq!(hosts[0].door.answer(SHORT), hosts[1].door.answer(SHORT));
+}
+
+/// A container bridge has an address like those of the local network, but one that leads nowhere from other hosts.
+#[test]
+fn a_container_bridge_misleads_nobody() {
+    let Some((lan, _turn)) = lay("home", &["alpha", "bravo", "charlie"], Addresses::Home) else { return };
+    for host in ["alpha", "bravo"] {
+        lan.run_a_container(host).expect("a bridge as the other one");
+    }
+    let (_folder, root) = folder();
+    let hosts = join(&lan, &root, "with container bridges", &[("alpha", None), ("bravo", None), ("charlie", None)]);
+    let doors: Vec<&Door> = hosts.iter().map(|host| &host.door).collect();
+    let began = Instant::now();
+    doors[2].load(3);
+    tell(&format!("with container bridges: placed on three hosts in {:.2?}", began.elapsed()));
+    let expected = doors[0].answer(SHORT);
+    short_answers(&doors, &expected);
+}
