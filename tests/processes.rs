@@ -100,7 +100,7 @@ fn nodes_find_each_other_share_a_model_and_any_of_them_answers() {
     let (status, gone) = post(outside.api(), "/v1/shoal/unload", &json!({"model": TINY}));
     assert_eq!(status, 200, "{gone}");
     for node in &nodes {
-        assert_eq!(node.state()["lent"]["used_bytes"], 0);
+        wait_until("its memory is free", || node.state()["lent"]["used_bytes"] == 0);
     }
 
     let text = shoal().args(["status", "--api", nodes[1].api()]).output().expect("runs");

@@ -23,6 +23,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LISTEN_PATIENCE: Duration = Duration::from_secs(3);
 /// Refusals that are remembered, so that none is announced over and over.
 const REFUSALS_MAX: usize = 1000;
+/// Signals that come so soon after the first are the same request.
+const SAME_REQUEST: Duration = Duration::from_millis(500);
 /// How long leaving may take when nobody is left to be told about it.
 const LEAVE_ALONE: Duration = Duration::from_secs(8);
 
@@ -85,13 +87,6 @@ pub(crate) struct Up {
     temporary: bool,
 }
 
-/// Why the node leaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reason {
-    Signal,
-    Asked,
-}
-
 /// What the node's parts have to tell.
 enum News {
     Member(MemberEvent),
@@ -126,10 +121,8 @@ impl Up {
             Ok(()) => self.watch(&node, &mut news, &mut signals).await,
             Err(failure) => Err(failure),
         };
-        // Whoever was told to leave otherwise may get the customary signal on top; only one more is impatience.
-        let impatience = if matches!(result, Ok(Reason::Signal)) { 1 } else { 2 };
-        self.end(node, serving, &mut signals, impatience).await;
-        result.map(drop)
+        self.end(node, serving, &mut signals).await;
+        result
     }
 
     async fn start(&self, key: Option<ClusterKey>, api: Option<SocketAddr>) -> Result<Node, Failure> {
@@ -194,18 +187,18 @@ impl Up {
     }
 
     /// Announces what happens until there is a reason to leave.
-    async fn watch(&self, node: &Node, news: &mut mpsc::UnboundedReceiver<News>, signals: &mut Signals) -> Result<Reason, Failure> {
+    async fn watch(&self, node: &Node, news: &mut mpsc::UnboundedReceiver<News>, signals: &mut Signals) -> Result<(), Failure> {
         let mut refused = BTreeSet::new();
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
-                () = signals.next() => return Ok(Reason::Signal),
+                () = signals.next() => return Ok(()),
                 reason = node.stopped() => return Err(Failure::new(format!("the node stopped: {reason}"))),
                 told = news.recv() => match told {
                     Some(News::Member(event)) => self.member(node, event),
-                    Some(News::AskedToLeave | News::StdinEnded) | None => return Ok(Reason::Asked),
+                    Some(News::AskedToLeave | News::StdinEnded) | None => return Ok(()),
                 },
                 _ = look.tick() => self.refusals(node, &mut refused),
             }
@@ -265,8 +258,8 @@ impl Up {
         }
     }
 
-    /// Leaves the cluster. So many signals end it at once.
-    async fn end(&self, node: Node, serving: Option<Serving>, signals: &mut Signals, impatience: u32) {
+    /// Leaves the cluster. Another signal ends it at once.
+    async fn end(&self, node: Node, serving: Option<Serving>, signals: &mut Signals) {
         if self.json {
             say!("{}", json!({"event": "leaving"}));
         } else {
@@ -282,9 +275,14 @@ impl Up {
             }
         };
         let signalled = async {
-            for _ in 0..impatience {
-                signals.next().await;
-            }
+            // Some who end a program tell it twice: the process and its group, or by a signal and the end of its input.
+            let _ = tokio::time::timeout(SAME_REQUEST, async {
+                for _ in 0..4 {
+                    signals.next().await;
+                }
+            })
+            .await;
+            signals.next().await;
         };
         tokio::select! {
             biased;

@@ -70,7 +70,7 @@ impl std::fmt::Debug for ConductorMsg {
     }
 }
 
-/// See the [module](self).
+/// Holds one instance together: assembles it, watches its holders, takes it down.
 pub struct Conductor;
 
 /// What the actor remembers.

@@ -189,7 +189,7 @@ impl fmt::Debug for PlacementMsg {
     }
 }
 
-/// See the [module](self).
+/// Places models, and keeps the conductors of what it placed.
 pub struct PlacementActor;
 
 /// What the actor remembers.

@@ -1,6 +1,6 @@
 //! Who is in the cluster: members, their health and their cards.
 //!
-//! [`swim`] is the protocol as a machine, [`actor`] runs it, [`view`] is what others see of it.
+//! `swim` is the protocol as a machine, `actor` runs it, `view` is what others see of it.
 
 mod actor;
 mod cards;

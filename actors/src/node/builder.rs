@@ -18,7 +18,7 @@ use crate::env::{
     Beacon, Clock, Compute, DirectoryStorage, Env, MemoryStorage, NetworkFactory, Rng, Spawner, Storage, SystemClock, SystemRng,
     SystemSpawner,
 };
-use crate::ids::Incarnation;
+use crate::membership;
 use crate::network::Libp2pNetwork;
 use crate::secret::{ClusterKey, Identity};
 use crate::stage::links::TensorLinks;
@@ -179,7 +179,7 @@ impl NodeBuilder {
         let compute =
             self.compute.unwrap_or_else(|| Arc::new(EngineCompute::new(vec![survey::processor(&*clock, threads)], Arc::clone(&clock))));
         let offered = self.memory.unwrap_or_else(|| survey::default_offer(&facts.memory));
-        let incarnation = Incarnation(rng.next_u64("incarnation"));
+        let incarnation = membership::next_incarnation(&*storage, &*rng)?;
         let mut card = facts.card(identity.node(), incarnation, offered, compute.devices());
         if let Some(name) = self.name {
             card.name = name;

@@ -25,6 +25,9 @@ pub enum StartError {
     /// The identity.
     #[error(transparent)]
     Identity(#[from] crate::secret::IdentityError),
+    /// The count of the node's lives.
+    #[error(transparent)]
+    Life(#[from] crate::membership::LifeError),
     /// The models folder.
     #[error(transparent)]
     Catalog(#[from] CatalogError),

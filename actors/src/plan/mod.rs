@@ -16,6 +16,7 @@ mod tests;
 mod types;
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 pub use error::{PlanError, Shortage};
 pub use links::{Link, LinkEntry, LinkMatrix};
@@ -129,16 +130,24 @@ fn search(nodes: &[Candidate], links: &LinkMatrix, model: &ModelCard, goal: &Goa
     let mut orders = arrange::orders(nodes, links, &work, goal.nodes_min as usize, max);
     // Few nodes first: they are quick to look at, and what they achieve rules much of the rest out.
     orders.sort_by_key(Vec::len);
+    // Prices depend on the node and on how many groups of sequences are under way, not on the place in the order.
+    let mut prices: BTreeMap<(usize, u64), Rc<split::Prices>> = BTreeMap::new();
+    let mut longest = 0;
     for order in orders {
-        let seats: Vec<Seat> = order
-            .iter()
-            .enumerate()
-            .map(|(i, &n)| Seat {
-                speed: nodes[n].speed,
+        // Where few nodes come first, longer orders are of use only while the shorter ones do not fill the list.
+        if goal.prefer == Prefer::FewestNodes && order.len() > longest && best.len() >= PLANS_MAX {
+            break;
+        }
+        longest = order.len();
+        let mut seats: Vec<Seat> = Vec::with_capacity(order.len());
+        for (i, &n) in order.iter().enumerate() {
+            let known = prices.entry((n, work.groups(order.len()).0));
+            seats.push(Seat {
+                prices: Rc::clone(known.or_insert_with(|| Rc::new(split::prices(&work, nodes[n].speed, order.len())))),
                 free: nodes[n].free,
                 same_host_as_before: i > 0 && nodes[order[i - 1]].host == nodes[n].host,
-            })
-            .collect();
+            });
+        }
         let members: Vec<&Candidate> = order.iter().map(|&n| &nodes[n]).collect();
         let link_score = predict::link_score(&work, links, &members);
         let bound = if goal.prefer == Prefer::Speed { scores.bound().saturating_sub(link_score) } else { Picos::MAX };

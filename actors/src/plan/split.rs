@@ -4,13 +4,16 @@
 //! several are under way. A sum and a maximum together have no single best prefix, so each cell keeps all prefixes of
 //! which none is better in everything. What is kept is small, because most prefixes are worse in everything.
 
+use std::rc::Rc;
+
 use super::cost::{Picos, Speed, Work};
 use super::{ANSWER_TOKENS, LABELS_MAX, LABELS_MAX_LARGE};
 
 /// A node in an order.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Seat {
-    pub(super) speed: Speed,
+    /// For as many stages as the order has.
+    pub(super) prices: Rc<Prices>,
     pub(super) free: u64,
     /// Whether the node before it in the order is on the same machine.
     pub(super) same_host_as_before: bool,
@@ -27,8 +30,9 @@ pub(super) struct Split {
     pub(super) busiest: Picos,
 }
 
-/// What each layer costs in one seat.
-struct Prices {
+/// What each layer costs on one node.
+#[derive(Debug)]
+pub(super) struct Prices {
     /// `way[l]`: the first `l` layers, for one job that passes through.
     way: Vec<Picos>,
     /// `load[l]`: the first `l` layers, for what else passes at the same time.
@@ -63,7 +67,8 @@ impl Label {
     }
 }
 
-fn prices(work: &Work<'_>, seat: &Seat, stages: usize) -> Prices {
+/// What the layers cost on a node of this speed, in a pipeline of so many stages.
+pub(super) fn prices(work: &Work<'_>, speed: Speed, stages: usize) -> Prices {
     let (chunks, _) = work.chunks();
     let (groups, rows) = work.groups(stages);
     let way_of = |chunk: Picos, token: Picos| chunk.saturating_add(token.saturating_mul(ANSWER_TOKENS));
@@ -72,17 +77,17 @@ fn prices(work: &Work<'_>, seat: &Seat, stages: usize) -> Prices {
     };
     let (mut way, mut load): (Vec<Picos>, Vec<Picos>) = (vec![0], vec![0]);
     for layer in 0..work.layers() {
-        let (chunk, token) = (work.chunk_picos(layer, seat.speed), work.token_picos(layer, seat.speed, rows));
+        let (chunk, token) = (work.chunk_picos(layer, speed), work.token_picos(layer, speed, rows));
         way.push(way[layer].saturating_add(way_of(chunk, token)));
         load.push(load[layer].saturating_add(load_of(chunk, token)));
     }
-    let head = work.head_picos(seat.speed, rows);
+    let head = work.head_picos(speed, rows);
     let stage = work.overhead_picos();
     Prices {
         way,
         load,
         // Only the last chunk of a prompt samples.
-        way_head: way_of(work.head_picos(seat.speed, 1), head),
+        way_head: way_of(work.head_picos(speed, 1), head),
         load_head: load_of(0, head),
         way_stage: way_of(stage, stage),
         load_stage: load_of(stage, stage),
@@ -102,10 +107,17 @@ pub(super) fn split(work: &Work<'_>, seats: &[Seat], bound: Picos) -> Option<Spl
         return None;
     }
     let labels_max = if stages <= super::EXACT_NODES_MAX { LABELS_MAX } else { LABELS_MAX_LARGE };
+    // rest[l]: the least that the layers from `l` on can cost, whoever gets them. A prefix that leaves no room for that
+    // under the bound is not worth keeping.
+    let mut rest: Vec<Picos> = vec![0; layers + 1];
+    for layer in (0..layers).rev() {
+        let least = seats.iter().map(|seat| seat.prices.way[layer + 1] - seat.prices.way[layer]).min().unwrap_or(0);
+        rest[layer] = rest[layer + 1].saturating_add(least);
+    }
     // cells[i][l]: prefixes of i + 1 stages that cover l layers.
     let mut cells: Vec<Vec<Vec<Label>>> = Vec::with_capacity(stages);
     for (i, seat) in seats.iter().enumerate() {
-        let prices = prices(work, seat, stages);
+        let prices = &seat.prices;
         let last = i + 1 == stages;
         let mut row: Vec<Vec<Label>> = vec![Vec::new(); layers + 1];
         let begins = if i == 0 { 0..1 } else { i..layers };
@@ -124,7 +136,7 @@ pub(super) fn split(work: &Work<'_>, seats: &[Seat], bound: Picos) -> Option<Spl
                 let load = prices.load[to] - prices.load[from] + prices.load_stage + if head { prices.load_head } else { 0 };
                 if i == 0 {
                     let label = Label { way, host_max: 0, host: load, busiest: way.saturating_add(load), from, parent: 0 };
-                    if label.score() <= bound {
+                    if label.score().saturating_add(rest[to]) <= bound {
                         insert(&mut row[to], label, labels_max);
                     }
                     continue;
@@ -143,7 +155,7 @@ pub(super) fn split(work: &Work<'_>, seats: &[Seat], bound: Picos) -> Option<Spl
                         from,
                         parent,
                     };
-                    if label.score() <= bound {
+                    if label.score().saturating_add(rest[to]) <= bound {
                         insert(&mut row[to], label, labels_max);
                     }
                 }

@@ -86,7 +86,7 @@ impl std::fmt::Debug for SchedulerMsg {
     }
 }
 
-/// See the [module](self).
+/// Runs one instance's [`Scheduler`] and [`Answers`].
 pub struct SchedulerActor;
 
 /// What the actor remembers.

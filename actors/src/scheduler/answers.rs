@@ -63,7 +63,7 @@ impl<R> Answer<R> {
     }
 }
 
-/// See the [module](self). `R` is what a waiting reader is answered through.
+/// The answers of an instance's requests. `R` is what a waiting reader is answered through.
 pub struct Answers<R> {
     answers: BTreeMap<RequestId, Answer<R>>,
 }

@@ -179,7 +179,7 @@ struct InFlight {
     samples: Vec<(u64, u32)>,
 }
 
-/// See the [module](self).
+/// Decides which rows run in which step: requests in, steps out, tokens in, events out.
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,

@@ -1,7 +1,7 @@
 //! A stage's step as a pure machine: one message in, one message out.
 //!
 //! It owns the stage's compute and, on the last stage, one sampler per sequence. It has no I/O: the device thread
-//! ([`super::device`]) feeds it from a tensor channel, a simulation from its event queue.
+//! (`stage::device`) feeds it from a tensor channel, a simulation from its event queue.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub enum StageFault {
     Step(#[from] StepError),
 }
 
-/// See the [module](self).
+/// Runs a stage step by step: one message in, one message out.
 pub struct StageMachine {
     stage: Box<dyn Stage>,
     limits: StepLimits,

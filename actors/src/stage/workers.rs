@@ -86,7 +86,7 @@ impl std::fmt::Debug for WorkersMsg {
     }
 }
 
-/// See the [module](self).
+/// Loads, links and drops the stages of a node.
 pub struct Workers;
 
 /// What the actor remembers.

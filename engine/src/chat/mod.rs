@@ -12,6 +12,7 @@ mod error;
 mod json;
 mod known;
 mod message;
+mod python;
 
 use std::sync::Arc;
 
@@ -96,8 +97,16 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text).with_source(RaisedByTemplate))
         });
+        environment.set_formatter(python::print);
         environment.add_filter("tojson", tojson);
-        environment.add_template_owned(NAME, source.to_owned()).map_err(|error| ChatError::Template(describe(&error)))?;
+        environment.add_filter("indent", python::indent);
+        environment.add_filter("string", python::string);
+        environment.add_filter("escape", python::escape);
+        environment.add_filter("e", python::escape);
+        environment.add_test("iterable", python::is_iterable);
+        environment
+            .add_template_owned(NAME, python::without_generation_marks(source))
+            .map_err(|error| ChatError::Template(describe(&error)))?;
         Ok(Self { environment: Arc::new(environment), bos, eos, assumed: None })
     }
 

@@ -55,6 +55,19 @@ fn tools_are_written_as_python_does() {
 }
 
 #[test]
+fn values_print_as_python_prints_them() {
+    assert_eq!(plain("{{ [1, 'a', none, true, 2.0] }}"), "[1, 'a', None, True, 2.0]");
+    assert_eq!(plain("{{ {'a': [], 'b': {'c': \"it's\"}} }}"), "{'a': [], 'b': {'c': \"it's\"}}");
+    assert_eq!(plain("{{ [1, 'a'] | string + '!' }}"), "[1, 'a']!");
+    assert_eq!(plain("{{ none }}{{ false }}{{ absent }}"), "NoneFalse");
+    assert_eq!(plain("{{ none is iterable }}{{ [] is iterable }}{{ 'a' is iterable }}{{ absent is iterable }}"), "FalseTrueTrueTrue");
+    assert_eq!(plain("{{ '<a>' | e }}"), "&lt;a&gt;");
+    assert_eq!(plain("{{ 'a\n\nb\n' | indent(2, first=true) }}|"), "  a\n\n  b\n|");
+    assert_eq!(plain("{{ 'a\nb' | indent }}"), "a\n    b");
+    assert_eq!(plain("{% generation %}a{% endgeneration %}"), "a");
+}
+
+#[test]
 fn a_template_may_refuse() {
     let refused = render("{{ raise_exception('Roles must alternate') }}", &ChatOptions::default());
     assert_eq!(refused, Err(ChatError::Refused("Roles must alternate".to_owned())));

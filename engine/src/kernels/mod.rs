@@ -6,7 +6,7 @@
 //! weights can stay quantised because nothing outside of a call sees them.
 //!
 //! The defaults run on every backend that Burn has, with weights as `f32` tensors. They are what the overrides are
-//! tested against; [`Dispatch`](burn::backend::Dispatch) uses them as they are. [`Flex`](burn_flex::Flex), the CPU backend, overrides all
+//! tested against; [`Dispatch`] uses them as they are. [`Flex`](burn_flex::Flex), the CPU backend, overrides all
 //! of them (see `cpu`).
 
 mod batch;

@@ -150,7 +150,7 @@ impl BlockType {
         (elements / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// Whether [`dequantise`](super::dequantise) knows it.
+    /// Whether [`dequantise`](fn@super::dequantise) knows it.
     pub fn is_supported(self) -> bool {
         matches!(
             self,

@@ -135,7 +135,7 @@ pub fn duplex(link: Arc<dyn Link>, fence: Fence, options: ChannelOptions, effect
     Ok((Sender::new(sending, slots), Receiver::new(receiving)))
 }
 
-/// Opens the sending end of a channel over `link`, whose other end opens [`receiver`].
+/// Opens the sending end of a channel over `link`, whose other end opens [`receiver`](fn@receiver).
 ///
 /// # Errors
 /// [`OpenError`].
@@ -144,7 +144,7 @@ pub fn sender(link: Arc<dyn Link>, fence: Fence, options: ChannelOptions, effect
     Ok(Sender::new(Shared::open(link, fence, options, effects, Directions::Send)?, slots))
 }
 
-/// Opens the receiving end of a channel over `link`, whose other end opens [`sender`].
+/// Opens the receiving end of a channel over `link`, whose other end opens [`sender`](fn@sender).
 ///
 /// # Errors
 /// [`OpenError`].
