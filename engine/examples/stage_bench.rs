@@ -122,7 +122,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         pipeline.free();
     }
     let highest = prefill.iter().copied().fold(0.0, f64::max);
-    println!("{threads} threads a stage: pp{PROMPT} {:.1} tok/s (best {highest:.1}), ", median(prefill));
-    println!("tg{DECODED} {:.1} tok/s (fastest token {:.1})", median(decode), 1.0 / fastest);
+    println!("{threads} threads a stage: pp{PROMPT} {:.1} tok/s (best {highest:.1})", median(prefill));
+    println!("{threads} threads a stage: tg{DECODED} {:.1} tok/s (fastest token {:.1})", median(decode), 1.0 / fastest);
     Ok(())
 }

@@ -59,7 +59,8 @@ impl Attention<'_> {
         let kv = *pages.shape();
         let runs = self.batch.runs();
         {
-            let (keys, values) = (Parts::new(&mut pages.keys), Parts::new(&mut pages.values));
+            let (keys, values) = pages.halves_mut();
+            let (keys, values) = (Parts::new(keys), Parts::new(values));
             let units = runs.len() * kv.kv_heads;
             // A row or two are written faster than another thread is told to.
             each_share(pool, units, self.batch.positions().len() > 4, |mine| {
@@ -220,6 +221,7 @@ impl Op for AttendPiece<'_> {
 fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<'_>, queries: [Query; M]) {
     let AttendPiece { attention, piece, pages, scratch, out } = work;
     let (kv, shape, run) = (pages.shape(), attention.shape, piece.run);
+    let (all_keys, all_values) = pages.halves();
     let key_length = kv.key_length;
     let start = queries.iter().map(|query| query.start).min().unwrap_or(0);
     let end = queries.iter().map(|query| query.end).max().unwrap_or(0);
@@ -241,7 +243,7 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
     }
     let scale = s.splat(shape.scale);
     for base in (0..len).step_by(PAGE_TOKENS) {
-        let keys = &pages.keys[Pages::key_head(kv, run.page(origin + base), piece.head)];
+        let keys = &all_keys[Pages::key_head(kv, run.page(origin + base), piece.head)];
         let (keys, _) = keys.as_chunks::<PAGE_TOKENS>();
         for first in (0..PAGE_TOKENS / LANES).step_by(W) {
             let mut sums = [[s.splat(0.0); W]; M];
@@ -295,7 +297,7 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
         let width = W.min(vectors - first);
         let mut position = start;
         while position < end {
-            let values = &pages.values[Pages::value_head(kv, run.page(position), piece.head)];
+            let values = &all_values[Pages::value_head(kv, run.page(position), piece.head)];
             let (values, _) = values.as_chunks::<LANES>();
             let page_end = end.min((position / PAGE_TOKENS + 1) * PAGE_TOKENS);
             for (position, values) in (position..page_end).zip(values.chunks_exact(vectors).skip(position % PAGE_TOKENS)) {

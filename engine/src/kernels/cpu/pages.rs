@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use memmap2::MmapMut;
+
 use super::super::KvShape;
 use super::simd::LANES;
 use crate::kernels::PAGE_TOKENS;
@@ -14,10 +16,8 @@ use crate::kernels::PAGE_TOKENS;
 #[derive(Debug)]
 pub(crate) struct Pages {
     shape: KvShape,
-    /// Half-precision bits.
-    pub(super) keys: Vec<u16>,
-    /// Half-precision bits.
-    pub(super) values: Vec<u16>,
+    keys: MmapMut,
+    values: MmapMut,
 }
 
 impl Pages {
@@ -27,20 +27,25 @@ impl Pages {
         (shape.kv_heads * elements * size_of::<u16>()) as u64
     }
 
-    /// `shape.pages` pages. The memory is the system's zero pages until it is written to.
+    /// `shape.pages` pages. Their memory is taken from the system as they are written to.
     ///
     /// # Errors
     /// When so much cannot be had.
-    pub(crate) fn new(shape: KvShape) -> Result<Self, std::collections::TryReserveError> {
-        let zeroed = |len: usize| -> Result<Vec<u16>, std::collections::TryReserveError> {
-            // Asked for once with an answer, because the zeroed allocation has none.
-            Vec::<u16>::new().try_reserve_exact(len)?;
-            Ok(vec![0u16; len])
-        };
+    pub(crate) fn new(shape: KvShape) -> std::io::Result<Self> {
         let heads = shape.pages.saturating_mul(shape.kv_heads);
-        let keys = zeroed(heads.saturating_mul(key_head_len(&shape)))?;
-        let values = zeroed(heads.saturating_mul(value_head_len(&shape)))?;
-        Ok(Self { shape, keys, values })
+        let zeroed = |head_len: usize| MmapMut::map_anon(heads.saturating_mul(head_len).saturating_mul(size_of::<u16>()));
+        Ok(Self { shape, keys: zeroed(key_head_len(&shape))?, values: zeroed(value_head_len(&shape))? })
+    }
+
+    /// All keys and all values, as half-precision bits.
+    #[inline(always)]
+    pub(super) fn halves(&self) -> (&[u16], &[u16]) {
+        (bytemuck::cast_slice(&self.keys), bytemuck::cast_slice(&self.values))
+    }
+
+    /// The same, to write to.
+    pub(super) fn halves_mut(&mut self) -> (&mut [u16], &mut [u16]) {
+        (bytemuck::cast_slice_mut(&mut self.keys), bytemuck::cast_slice_mut(&mut self.values))
     }
 
     /// Sizes.
@@ -50,7 +55,7 @@ impl Pages {
 
     /// Memory, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(self.keys.as_slice()) + size_of_val(self.values.as_slice())
+        self.keys.len() + self.values.len()
     }
 
     /// Where the keys of a head lie in a page.
@@ -82,4 +87,26 @@ fn key_head_len(shape: &KvShape) -> usize {
 
 fn value_head_len(shape: &KvShape) -> usize {
     Pages::value_stride(shape) * PAGE_TOKENS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_begin_as_zeros_of_the_size_that_was_said() {
+        let shape = KvShape { kv_heads: 3, key_length: 20, value_length: 24, pages: 5 };
+        let pages = Pages::new(shape).unwrap();
+        assert_eq!(pages.bytes() as u64, 5 * Pages::page_bytes(&shape));
+        let (keys, values) = pages.halves();
+        assert!(keys.iter().chain(values).all(|half| *half == 0));
+        assert_eq!(Pages::key_head(&shape, 4, 2).end, keys.len());
+        assert_eq!(Pages::value_head(&shape, 4, 2).end, values.len());
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused() {
+        let shape = KvShape { kv_heads: 8, key_length: 128, value_length: 128, pages: usize::MAX / 2 };
+        Pages::new(shape).unwrap_err();
+    }
 }
