@@ -61,9 +61,16 @@ impl Checks {
         if self.checked.is_multiple_of(AUDIT_EVERY) {
             self.audit(&touched)?;
         }
-        let changed = self.look(&touched);
-        let scene =
-            Scene { now: self.cluster.world.now(), nodes: &self.nodes, there: &self.there, changed: &changed, past: &self.past, phases };
+        let Changes { books, views } = self.look(&touched);
+        let scene = Scene {
+            now: self.cluster.world.now(),
+            nodes: &self.nodes,
+            there: &self.there,
+            books: &books,
+            views: &views,
+            past: &self.past,
+            phases,
+        };
         for invariant in &mut self.invariants {
             invariant.check(&scene).map_err(|why| format!("{} does not hold: {why}", invariant.name()))?;
         }
@@ -71,9 +78,9 @@ impl Checks {
     }
 
     /// Brings the scene up to date, and says which nodes differ.
-    fn look(&mut self, touched: &BTreeSet<u16>) -> BTreeSet<u16> {
+    fn look(&mut self, touched: &BTreeSet<u16>) -> Changes {
         let generation = self.cluster.generation();
-        let mut changed = BTreeSet::new();
+        let mut changed = Changes::default();
         if generation == self.generation {
             for number in touched {
                 let Some(life) = self.cluster.running(*number) else { continue };
@@ -83,7 +90,7 @@ impl Checks {
             self.generation = generation;
             let live = self.cluster.live();
             // Who begins and who ends matters to everybody: all are new.
-            changed.extend(self.nodes.keys());
+            changed.books.extend(self.nodes.keys());
             self.nodes.clear();
             self.held.clear();
             self.there = live.iter().map(|life| (life.node.id, life.node.incarnation)).collect();
@@ -91,25 +98,30 @@ impl Checks {
                 self.refresh(life, &mut changed);
             }
         }
-        self.ask_owners(&mut changed);
+        self.ask_owners(&mut changed.books);
         changed
     }
 
     /// Looks at one node again, without what others say of its leases.
-    fn refresh(&mut self, life: &Arc<Life>, changed: &mut BTreeSet<u16>) {
-        let (lent, used) = lent(&self.cluster, life);
-        let (writing, cluster, held) = (writing(life), life.node.membership.view(), life.node.keeper.held());
+    fn refresh(&mut self, life: &Arc<Life>, changes: &mut Changes) {
         let number = life.node.number;
-        let (before, held_before) = (self.nodes.get(&number), self.held.get(&number));
-        let same = before.is_some_and(|before| {
-            before.lent == lent && before.used == used && before.writing == writing && Arc::ptr_eq(&before.cluster, &cluster)
-        });
-        // A dead holder's last word changes no books.
-        let orphaned = before.is_some_and(|before| !before.orphans.is_empty());
-        if same && !orphaned && held_before == Some(&held) {
-            return;
+        let cluster = life.node.membership.view();
+        let before = self.nodes.get_mut(&number);
+        let same_view = before.as_ref().is_some_and(|before| Arc::ptr_eq(&before.cluster, &cluster));
+        if !same_view {
+            changes.views.insert(number);
         }
-        changed.insert(number);
+        let (lent, used) = lent(&self.cluster, life);
+        let (writing, held) = (writing(life), life.node.keeper.held());
+        if let Some(before) = before {
+            let same_books = before.lent == lent && before.used == used && before.writing == writing;
+            // A dead holder's last word changes no books.
+            if same_books && before.orphans.is_empty() && self.held.get(&number) == Some(&held) {
+                before.cluster = cluster;
+                return;
+            }
+        }
+        changes.books.insert(number);
         let mut scene = NodeScene {
             number,
             id: life.node.id,
@@ -139,14 +151,14 @@ impl Checks {
     }
 
     /// What owners say of all leases that they or their holders have changed something about.
-    fn ask_owners(&mut self, changed: &mut BTreeSet<u16>) {
-        if changed.is_empty() {
+    fn ask_owners(&mut self, books: &mut BTreeSet<u16>) {
+        if books.is_empty() {
             return;
         }
-        let owners: BTreeSet<NodeId> = changed.iter().filter_map(|number| self.nodes.get(number)).map(|node| node.id).collect();
+        let owners: BTreeSet<NodeId> = books.iter().filter_map(|number| self.nodes.get(number)).map(|node| node.id).collect();
         let mut asked = BTreeSet::new();
         for (number, held) in &self.held {
-            let own = changed.contains(number);
+            let own = books.contains(number);
             if own || held.iter().any(|held| owners.contains(&held.grant.owner)) {
                 asked.insert(*number);
             }
@@ -157,7 +169,7 @@ impl Checks {
                 node.beliefs = beliefs;
             }
         }
-        changed.extend(asked);
+        books.extend(asked);
     }
 
     fn belief(&self, holder: u16, held: &HeldLease) -> Belief {
@@ -197,6 +209,13 @@ impl Checks {
         }
         Ok(())
     }
+}
+
+/// What differs from the scene before.
+#[derive(Default)]
+struct Changes {
+    books: BTreeSet<u16>,
+    views: BTreeSet<u16>,
 }
 
 /// What a node lends, and how much it says that is.

@@ -34,7 +34,7 @@ impl Invariant for DeadHoldersLose {
     }
 
     fn check(&mut self, scene: &Scene<'_>) -> Result<(), String> {
-        for number in scene.changed {
+        for number in scene.books {
             let first = scene.nodes.get(number).and_then(|node| node.orphans.iter().map(|orphan| orphan.last_word).min());
             match first {
                 Some(last_word) => self.due.insert(*number, last_word.saturating_add(Self::limit())),

@@ -28,7 +28,7 @@ impl Invariant for MemoryComesBack {
         if scene.phases.closed_since.is_none_or(|since| scene.now < since + self.within) {
             return Ok(());
         }
-        match scene.changed_since(&mut self.applies).into_iter().find(|node| node.used > 0) {
+        match scene.since(&mut self.applies, scene.books).into_iter().find(|node| node.used > 0) {
             Some(node) => Err(format!("node {} still lends {:?}", node.number, node.lent)),
             None => Ok(()),
         }

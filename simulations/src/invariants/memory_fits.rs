@@ -12,7 +12,7 @@ impl Invariant for MemoryFits {
     }
 
     fn check(&mut self, scene: &Scene<'_>) -> Result<(), String> {
-        for node in scene.changed() {
+        for node in scene.of(scene.books) {
             let lent: u64 = node.lent.iter().map(|lease| lease.bytes).sum();
             let number = node.number;
             if node.used != lent {

@@ -31,7 +31,7 @@ impl Invariant for OneHolder {
 
     fn check(&mut self, scene: &Scene<'_>) -> Result<(), String> {
         // First forget what is no longer so, for a lease may have moved between two nodes of the same scene.
-        for number in scene.changed {
+        for number in scene.books {
             for key in self.of.remove(number).unwrap_or_default() {
                 if self.honoured.get(&key).is_some_and(|(by, _)| by == number) {
                     self.honoured.remove(&key);
@@ -43,7 +43,7 @@ impl Invariant for OneHolder {
             self.of.retain(|number, _| scene.nodes.contains_key(number));
             self.honoured.retain(|_, (number, _)| scene.nodes.contains_key(number));
         }
-        for node in scene.changed() {
+        for node in scene.of(scene.books) {
             for belief in node.beliefs.iter().filter(|belief| scene.now < belief.until) {
                 let key = (belief.owner, belief.incarnation, belief.lease);
                 if honours(scene, node, belief)? {

@@ -95,8 +95,10 @@ pub struct Scene<'a> {
     pub nodes: &'a BTreeMap<u16, NodeScene>,
     /// The lives of the nodes that run.
     pub there: &'a BTreeMap<NodeId, Incarnation>,
-    /// The numbers of those that differ from the scene before. All, if a node has begun or ended.
-    pub changed: &'a BTreeSet<u16>,
+    /// The nodes of which something about leases differs from the scene before. All, if a node has begun or ended.
+    pub books: &'a BTreeSet<u16>,
+    /// Those that see the cluster differently from before. All, if a node has begun or ended.
+    pub views: &'a BTreeSet<u16>,
     /// What happened to leases before.
     pub past: &'a Past,
     /// How far the scenario has come.
@@ -104,16 +106,16 @@ pub struct Scene<'a> {
 }
 
 impl<'a> Scene<'a> {
-    /// The nodes that differ from the scene before.
-    pub fn changed(&self) -> impl Iterator<Item = &'a NodeScene> {
+    /// The nodes of these numbers, as far as they run.
+    pub fn of(&self, numbers: &'a BTreeSet<u16>) -> impl Iterator<Item = &'a NodeScene> {
         let nodes = self.nodes;
-        self.changed.iter().filter_map(move |number| nodes.get(number))
+        numbers.iter().filter_map(move |number| nodes.get(number))
     }
 
-    /// The changed nodes, or all of them if this is the first scene in which an invariant applies. `applies` is the
-    /// invariant's memory of that.
-    pub fn changed_since(&self, applies: &mut bool) -> Vec<&'a NodeScene> {
-        if std::mem::replace(applies, true) { self.changed().collect() } else { self.nodes.values().collect() }
+    /// The nodes of these numbers, or all of them if this is the first scene in which an invariant applies. `applies` is
+    /// the invariant's memory of that.
+    pub fn since(&self, applies: &mut bool, numbers: &'a BTreeSet<u16>) -> Vec<&'a NodeScene> {
+        if std::mem::replace(applies, true) { self.of(numbers).collect() } else { self.nodes.values().collect() }
     }
 }
 
@@ -225,7 +227,8 @@ pub(super) mod tests {
                 now: self.now,
                 nodes: &self.nodes,
                 there: &there,
-                changed: &changed,
+                books: &changed,
+                views: &changed,
                 past: &self.past,
                 phases: self.phases,
             })

@@ -31,7 +31,7 @@ impl Invariant for ViewsAgree {
         if scene.phases.quiet_since.is_none_or(|since| scene.now < since + self.within) {
             return Ok(());
         }
-        for node in scene.changed_since(&mut self.applies) {
+        for node in scene.since(&mut self.applies, scene.views) {
             let seen = || node.cluster.alive().map(|(id, member)| (id, member.card.incarnation));
             let there = scene.there.iter().map(|(id, incarnation)| (*id, *incarnation));
             if !seen().eq(there) {
