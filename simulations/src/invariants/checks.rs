@@ -234,3 +234,42 @@ fn lent(cluster: &Cluster, life: &Life) -> (Vec<Lent>, u64) {
 fn writing(life: &Life) -> BTreeSet<LeaseId> {
     life.writing.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::run;
+    use crate::world::World;
+
+    /// Two nodes run for some seconds. Then something happens to one of them, said or not.
+    fn some_seconds(say: bool) -> Result<(), String> {
+        let world = World::new(1);
+        let cluster = Cluster::new(&world, 2, 1 << 30, None)?;
+        let mut checks = Checks::new(cluster.clone(), Vec::new());
+        let inside = world.clone();
+        let main = async move {
+            for number in 0..2 {
+                cluster.start(number).await.unwrap();
+            }
+            inside.sleep(7, Duration::from_secs(10)).await;
+            cluster.running(1).unwrap().writing.lock().unwrap().insert(LeaseId(1));
+            if say {
+                inside.touch(1);
+            }
+            // Timers of a node that there is not touch nobody.
+            for _ in 0..2 * AUDIT_EVERY {
+                inside.sleep(7, Duration::from_nanos(1)).await;
+            }
+        };
+        run(&world, main, move || checks.check(Phases::default())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn who_changes_untouched_is_found() {
+        some_seconds(true).unwrap();
+        let why = some_seconds(false).unwrap_err();
+        assert!(why.contains("node 1 has changed in an event that did not touch it"), "{why}");
+    }
+}
