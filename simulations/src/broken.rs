@@ -2,6 +2,8 @@
 
 use clap::ValueEnum;
 
+use crate::scenario::Scenario;
+
 /// What is wrong in a run that has to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Broken {
@@ -17,6 +19,14 @@ pub enum Broken {
     CutStays,
     /// Nobody gives back what it has in the end.
     KeptForEver,
+    /// Stages stay in memory when their leases end.
+    StagesStay,
+    /// A plan gives one layer to two stages.
+    LayerTwice,
+    /// Stages keep the keys of sequences that are over.
+    StaleKeys,
+    /// Now and then an answer of the last stage gets lost.
+    AnswersSwallowed,
 }
 
 impl Broken {
@@ -28,6 +38,18 @@ impl Broken {
             Self::WildClocks => "one holder",
             Self::CutStays => "views agree",
             Self::KeptForEver => "memory comes back",
+            Self::StagesStay => "stages are paid for",
+            Self::LayerTwice => "plans cover every layer once",
+            Self::StaleKeys => "tokens are exact",
+            Self::AnswersSwallowed => "requests end",
+        }
+    }
+
+    /// The scenario in which it shows.
+    pub fn scenario(self) -> Scenario {
+        match self {
+            Self::StagesStay | Self::LayerTwice | Self::StaleKeys | Self::AnswersSwallowed => Scenario::PlaceAndAnswer,
+            _ => Scenario::JoinAndLend,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use crate::compute::{SimCompute, desktop};
 use crate::env::SimEnv;
 use crate::network::{Crash, LinkModel, SimExchange};
 use crate::node::{NodePlan, SimNode};
+use crate::pipes::SimLinks;
+use crate::serving::ServingPlan;
 use crate::world::World;
 
 /// The longest that a writer goes on writing into memory after it was asked to stop.
@@ -54,6 +57,7 @@ pub struct Cluster {
     ids: Arc<Vec<NodeId>>,
     numbers: Arc<BTreeMap<NodeId, u16>>,
     memory: u64,
+    serving: Option<(Arc<SimCompute>, PathBuf, SimLinks)>,
     broken: Option<Broken>,
     state: Arc<Mutex<State>>,
 }
@@ -64,8 +68,35 @@ impl Cluster {
     /// # Errors
     /// If a node cannot have an identity.
     pub fn new(world: &World, nodes: u16, memory: u64, broken: Option<Broken>) -> Result<Self, String> {
+        Self::make(world, nodes, memory, broken, Arc::new(SimCompute::new(vec![desktop()], BTreeMap::new())), None)
+    }
+
+    /// The same with nodes that hold stages of the model at that path and conduct.
+    ///
+    /// # Errors
+    /// If a node cannot have an identity.
+    pub fn serving(
+        world: &World,
+        nodes: u16,
+        memory: u64,
+        broken: Option<Broken>,
+        compute: SimCompute,
+        model: PathBuf,
+    ) -> Result<Self, String> {
+        Self::make(world, nodes, memory, broken, Arc::new(compute), Some(model))
+    }
+
+    fn make(
+        world: &World,
+        nodes: u16,
+        memory: u64,
+        broken: Option<Broken>,
+        devices: Arc<SimCompute>,
+        model: Option<PathBuf>,
+    ) -> Result<Self, String> {
         let exchange = SimExchange::new(world.clone(), LinkModel::default());
-        let compute = || Arc::new(SimCompute::new(vec![desktop()], BTreeMap::new())) as Arc<dyn Compute>;
+        let compute = || Arc::clone(&devices) as Arc<dyn Compute>;
+        let serving = model.map(|model| (Arc::clone(&devices), model, SimLinks::new(world.clone(), exchange.clone())));
         let drift_max = if broken == Some(Broken::WildClocks) { SimClock::DRIFT_MAX } else { SimEnv::DRIFT_MAX };
         let envs: Vec<SimEnv> = (0..nodes).map(|number| SimEnv::new(world, &exchange, number, drift_max, compute())).collect();
         let mut ids = Vec::new();
@@ -75,7 +106,7 @@ impl Cluster {
         }
         let numbers = Arc::new(ids.iter().copied().zip(0..).collect());
         let (envs, ids) = (Arc::new(envs), Arc::new(ids));
-        Ok(Self { world: world.clone(), exchange, envs, ids, numbers, memory, broken, state: Arc::default() })
+        Ok(Self { world: world.clone(), exchange, envs, ids, numbers, memory, serving, broken, state: Arc::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -139,7 +170,8 @@ impl Cluster {
         let spawner: Arc<Mutex<Option<Arc<dyn Spawner>>>> = Arc::default();
         let on_fence = self.fence(number, Arc::clone(&writing), Arc::clone(&spawner));
         let offered = if self.broken == Some(Broken::TwiceOffered) { 2 * self.memory } else { self.memory };
-        let node = SimNode::start(&self.world, env, NodePlan { offered, on_fence }).await?;
+        let serving = self.serving.clone().map(|(compute, model, links)| ServingPlan { compute, model, links, broken: self.broken });
+        let node = SimNode::start(&self.world, env, NodePlan { offered, on_fence, serving }).await?;
         *spawner.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&node.env.spawner));
         let life = self.exchange.life(node.id).ok_or("a node started without a network")?;
         self.world.note(format!("node {number} starts ({}, life {life})", node.id.short()));
@@ -197,6 +229,7 @@ impl Cluster {
             life
         };
         self.world.note(format!("node {number} ends: {crash:?} (life {})", life.life));
+        self.world.unpause(number);
         self.exchange.crash(life.node.id, crash);
         life.node.crash();
     }

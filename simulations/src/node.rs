@@ -1,6 +1,7 @@
 //! A node of the simulation: the real actors of the control plane, wired as a real node wires them.
 //!
-//! Left out are the parts that need devices or disks: workers, catalog, placement.
+//! The parts that hold stages and conduct ([`Serving`]) are there if the plan says so. Left out are those that need
+//! disks: catalogue and placement.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +18,7 @@ use shoal_actors::secret::Identity;
 use shoal_actors::service::{Services, ServicesLimits};
 
 use crate::env::SimEnv;
+use crate::serving::{self, Parts, Serving, ServingPlan};
 use crate::spawner::SimSpawner;
 use crate::world::World;
 
@@ -43,9 +45,12 @@ pub struct SimNode {
     pub leases: Leases,
     /// What it holds.
     pub keeper: LeaseKeeper,
+    /// Stages and conductors, if it serves.
+    pub serving: Option<Serving>,
     spawner: SimSpawner,
     /// In the order in which they started.
     parts: Vec<ActorCell>,
+    nursery: ActorRef<()>,
     root: ActorRef<()>,
     ending: Arc<AtomicBool>,
 }
@@ -55,8 +60,10 @@ pub struct SimNode {
 pub struct NodePlan {
     /// Memory on offer, in bytes.
     pub offered: u64,
-    /// Gives up the memory of a lease.
+    /// Gives up the memory of a lease. One that serves asks its workers instead.
     pub on_fence: FenceHook,
+    /// Whether it holds stages and conducts, and with what.
+    pub serving: Option<ServingPlan>,
 }
 
 impl SimNode {
@@ -78,8 +85,9 @@ impl SimNode {
         let discovery = Discovery::new();
         let membership = Membership::new(card(number, id, incarnation, plan.offered, &env));
         let ending = Arc::new(AtomicBool::new(false));
-        let root = Root { world: world.clone(), number, ending: Arc::clone(&ending) };
-        let (root, _) = Actor::spawn(None, root, ()).await?;
+        let root = |parts_may_stop| Root { world: world.clone(), number, ending: Arc::clone(&ending), parts_may_stop };
+        let (nursery, _) = Actor::spawn(None, root(true), ()).await?;
+        let (root, _) = Actor::spawn(None, root(false), ()).await?;
         let above = || Some(root.get_cell());
 
         let config = NetworkConfig {
@@ -114,12 +122,13 @@ impl SimNode {
             timing: Timing::default(),
         };
         let membership_actor = MembershipActor::start(arguments, above()).await?;
+        let slot = serving::Slot::default();
         let leases = Leases::new(id, incarnation, plan.offered, Arc::clone(&env.clock));
         let arguments = LeasesArguments {
             handle: leases.clone(),
             env: env.clone(),
             services: services.clone(),
-            on_fence: plan.on_fence,
+            on_fence: plan.serving.as_ref().map_or(plan.on_fence, |serving| serving::fence(&slot, serving.broken)),
             on_term: Arc::new(|_, _| {}),
         };
         let leases_actor = LeasesActor::start(arguments, above()).await?;
@@ -128,6 +137,24 @@ impl SimNode {
         let keeper = LeaseKeeper::new(Arc::clone(&env.clock), services.clone());
         let arguments = LeaseKeeperArguments { handle: keeper.clone(), env: env.clone() };
         let keeper_actor = LeaseKeeperActor::start(arguments, above()).await?;
+        let serving = match plan.serving {
+            Some(plan) => {
+                let parts = Parts {
+                    world,
+                    number,
+                    node: id,
+                    env: &env,
+                    services: &services,
+                    membership: &membership,
+                    leases: &leases,
+                    keeper: &keeper,
+                    root: root.get_cell(),
+                    nursery: nursery.clone(),
+                };
+                Some(Serving::start(parts, plan, &slot).await?)
+            }
+            None => None,
+        };
         let parts = vec![
             network_actor.get_cell(),
             discovery_actor.get_cell(),
@@ -135,7 +162,24 @@ impl SimNode {
             leases_actor.get_cell(),
             keeper_actor.get_cell(),
         ];
-        Ok(Self { number, id, incarnation, env, services, network, discovery, membership, leases, keeper, spawner, parts, root, ending })
+        Ok(Self {
+            number,
+            id,
+            incarnation,
+            env,
+            services,
+            network,
+            discovery,
+            membership,
+            leases,
+            keeper,
+            serving,
+            spawner,
+            parts,
+            nursery,
+            root,
+            ending,
+        })
     }
 
     /// Ends the node where it stands: no actor handles another message, no task goes on. The exchange has to be told
@@ -144,9 +188,11 @@ impl SimNode {
         self.ending.store(true, Ordering::Relaxed);
         self.spawner.crash();
         // The parts before what links them, in one order: ractor's own order of stopping children is not fixed.
-        for part in &self.parts {
+        let serving = self.serving.iter().flat_map(Serving::cells);
+        for part in serving.chain(self.parts.iter().cloned()) {
             part.kill();
         }
+        self.nursery.kill();
         self.root.kill();
     }
 }
@@ -178,6 +224,8 @@ struct Root {
     world: World,
     number: u16,
     ending: Arc<AtomicBool>,
+    /// Whether those below may stop by themselves.
+    parts_may_stop: bool,
 }
 
 impl Actor for Root {
@@ -192,6 +240,7 @@ impl Actor for Root {
     async fn handle_supervisor_evt(&self, _: ActorRef<()>, event: SupervisionEvent, (): &mut ()) -> Result<(), ActorProcessingErr> {
         let reason = match event {
             SupervisionEvent::ActorFailed(_, error) => error.to_string(),
+            SupervisionEvent::ActorTerminated(..) if self.parts_may_stop => return Ok(()),
             SupervisionEvent::ActorTerminated(_, _, reason) => reason.unwrap_or_else(|| "it stopped".to_owned()),
             _ => return Ok(()),
         };

@@ -30,12 +30,27 @@ pub struct Counts {
     pub severed: u64,
     /// Times that a node took another one for dead.
     pub deaths_seen: u64,
+    /// Nodes paused.
+    pub pauses: u64,
+    /// Models placed.
+    pub placed: u64,
+    /// Models that could not be placed.
+    pub not_placed: u64,
+    /// Answers that came to their end.
+    pub whole: u64,
+    /// Answers that broke off or were refused.
+    pub broken_off: u64,
+    /// Answers that nobody wanted any more.
+    pub cancelled: u64,
+    /// Tokens of all answers.
+    pub tokens: u64,
 }
 
 impl Counts {
     /// Adds another run's.
     pub fn add(&mut self, other: &Self) {
-        let Self { granted, refused, abandoned, released, lost, claimed, claims_refused, crashes, cuts, severed, deaths_seen } = other;
+        let Self { granted, refused, abandoned, released, lost, claimed, claims_refused, crashes, cuts, severed, deaths_seen, .. } = other;
+        let Self { pauses, placed, not_placed, whole, broken_off, cancelled, tokens, .. } = other;
         self.granted += granted;
         self.refused += refused;
         self.abandoned += abandoned;
@@ -47,6 +62,13 @@ impl Counts {
         self.cuts += cuts;
         self.severed += severed;
         self.deaths_seen += deaths_seen;
+        self.pauses += pauses;
+        self.placed += placed;
+        self.not_placed += not_placed;
+        self.whole += whole;
+        self.broken_off += broken_off;
+        self.cancelled += cancelled;
+        self.tokens += tokens;
     }
 }
 

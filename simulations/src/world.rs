@@ -16,7 +16,7 @@ type Key = (u64, u64);
 
 enum Event {
     Timer { node: u16, waker: Waker },
-    Call(Box<dyn FnOnce() + Send>),
+    Call(Act),
 }
 
 struct State {
@@ -24,7 +24,11 @@ struct State {
     order: u64,
     queue: BTreeMap<Key, Event>,
     touched: BTreeSet<u16>,
+    /// What waits until paused nodes go on.
+    paused: BTreeMap<u16, Vec<Act>>,
 }
+
+type Act = Box<dyn FnOnce() + Send>;
 
 struct Shared {
     seed: u64,
@@ -49,7 +53,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl World {
     /// An empty world at time zero. All chance in it follows from `seed`.
     pub fn new(seed: u64) -> Self {
-        let state = State { now: 0, order: 0, queue: BTreeMap::new(), touched: BTreeSet::new() };
+        let state = State { now: 0, order: 0, queue: BTreeMap::new(), touched: BTreeSet::new(), paused: BTreeMap::new() };
         let (trace, failure) = (Mutex::new(Trace::new(seed)), Mutex::default());
         Self { shared: Arc::new(Shared { seed, state: Mutex::new(state), trace, failure }) }
     }
@@ -109,7 +113,7 @@ impl World {
         match event {
             Event::Timer { node, waker } => {
                 self.detail(1, node, node, &[]);
-                waker.wake();
+                self.on_node(node, Box::new(move || waker.wake()));
             }
             Event::Call(act) => act(),
         }
@@ -127,11 +131,51 @@ impl World {
         std::mem::take(&mut lock(&self.shared.state).touched)
     }
 
+    /// Does something to a node: now, or when it goes on.
+    pub(crate) fn on_node(&self, node: u16, act: Box<dyn FnOnce() + Send>) {
+        let mut state = lock(&self.shared.state);
+        match state.paused.get_mut(&node) {
+            Some(waiting) => waiting.push(act),
+            None => {
+                drop(state);
+                act();
+            }
+        }
+    }
+
+    /// Stops a node where it stands, while its clock goes on. `false` if it is paused already.
+    pub fn pause(&self, node: u16) -> bool {
+        let mut state = lock(&self.shared.state);
+        let fresh = !state.paused.contains_key(&node);
+        state.paused.entry(node).or_default();
+        fresh
+    }
+
+    /// Lets a paused node go on: all that has happened to it in the meantime happens now.
+    pub fn resume(&self, node: u16) {
+        let waiting = lock(&self.shared.state).paused.remove(&node).unwrap_or_default();
+        self.touch(node);
+        waiting.into_iter().for_each(|act| act());
+    }
+
+    /// Forgets a pause, and what has happened in it.
+    pub(crate) fn unpause(&self, node: u16) {
+        let waiting = lock(&self.shared.state).paused.remove(&node);
+        drop(waiting);
+    }
+
+    /// Whether a node is paused.
+    pub fn is_paused(&self, node: u16) -> bool {
+        lock(&self.shared.state).paused.contains_key(&node)
+    }
+
     /// Drops everything that was going to happen. Events and what they belong to refer to each other, so a world that
     /// is not ended is never freed.
     pub(crate) fn end(&self) {
-        let queue = std::mem::take(&mut lock(&self.shared.state).queue);
-        drop(queue);
+        let mut state = lock(&self.shared.state);
+        let (queue, paused) = (std::mem::take(&mut state.queue), std::mem::take(&mut state.paused));
+        drop(state);
+        drop((queue, paused));
     }
 
     /// Adds to the trace's hash what an event was.
@@ -267,5 +311,21 @@ mod tests {
         };
         assert_eq!(run(&world, main, || Ok(())).unwrap(), 1_000_000_000);
         assert!(!world.step());
+    }
+
+    #[test]
+    fn a_paused_node_goes_on_where_it_stood() {
+        let world = World::new(1);
+        let inside = world.clone();
+        let main = async move {
+            assert!(inside.pause(3) && !inside.pause(3) && inside.is_paused(3));
+            let resumed = inside.clone();
+            inside.after(Duration::from_secs(10), move || resumed.resume(3));
+            inside.sleep(4, Duration::from_secs(1)).await;
+            assert_eq!(inside.now(), 1_000_000_000, "others do not wait");
+            inside.sleep(3, Duration::from_secs(2)).await;
+            inside.now()
+        };
+        assert_eq!(run(&world, main, || Ok(())).unwrap(), 10_000_000_000);
     }
 }

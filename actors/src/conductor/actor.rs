@@ -144,7 +144,7 @@ impl ConductorState {
         let answers = scheduler.clone();
         let tokens = Box::new(move |tokens| drop(answers.cast(SchedulerMsg::Answer(tokens))));
         let events = PortEvents { tokens, broken };
-        if let Err(error) = port.start(&ground.links, &*ground.env.spawner, sequences_max, events) {
+        if let Err(error) = port.start(sequences_max, events) {
             return self.broke(Cause::Node, format!("cannot start the pipeline's threads: {error}"));
         }
         self.scheduler = Some(scheduler.clone());

@@ -3,9 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
-use shoal_transport::provider::Expected;
-
 use crate::card::ModelCard;
 use crate::catalog::LocalModel;
 use crate::env::{Env, TextModel};
@@ -15,10 +12,11 @@ use crate::membership::Membership;
 use crate::plan::{Plan, StagePlan};
 use crate::scheduler::SchedulerConfig;
 use crate::service::Services;
-use crate::stage::links::TensorLinks;
 use crate::stage::message::{Tokens, step_bytes};
+use crate::stage::pipes::{Connect, OpenPort, Pipes};
 use crate::stage::port::{Port, PortPlan, PortSender};
 use crate::stage::{LinkStage, LoadStage, LoadedStage, StageKey, StageReply, StageRequest, Stages};
+use futures::future::join_all;
 
 /// How long a node may take to load its layers.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
@@ -43,8 +41,8 @@ pub struct Ground {
     pub node: NodeId,
     /// Peers.
     pub services: Services,
-    /// Tensor links.
-    pub links: TensorLinks,
+    /// What pipelines run on.
+    pub pipes: Arc<dyn Pipes>,
     /// Leases that this node holds.
     pub keeper: LeaseKeeper,
     /// Who is there.
@@ -211,7 +209,7 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
     }
 
     let last = order.plan.stages.last().map_or(ground.node, |stage| stage.node);
-    let (endpoints, ticket, expected) = ground.links.expect(last, token_bytes).map_err(|error| error.to_string())?;
+    let OpenPort { endpoints, ticket, connect: open } = ground.pipes.port(last, token_bytes)?;
     let mut hops = Vec::new();
     for index in 0..stages {
         let after = loaded.get(index + 1);
@@ -234,7 +232,7 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
         });
     }
     let (sender, port) = {
-        let connect = connect(ground, order, &loaded, expected, slot(0), token_bytes);
+        let connect = connect(order, &loaded, open, slot(0));
         let (hops, port) = futures::future::join(join_all(hops), connect).await;
         hops.into_iter().collect::<Result<Vec<()>, String>>()?;
         port?
@@ -255,14 +253,7 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
     Ok((sender, port, config, text))
 }
 
-async fn connect(
-    ground: &Ground,
-    order: &Order,
-    loaded: &[LoadedStage],
-    last: Expected,
-    step_bytes: u32,
-    token_bytes: u32,
-) -> Result<(PortSender, Port), String> {
+async fn connect(order: &Order, loaded: &[LoadedStage], open: Connect, step_bytes: u32) -> Result<(PortSender, Port), String> {
     let (Some(first), Some(stage)) = (loaded.first(), order.plan.stages.first()) else { return Err("the plan has no stages".to_owned()) };
     let plan = PortPlan {
         fence: order.key(0).fence(),
@@ -270,10 +261,7 @@ async fn connect(
         first_endpoints: first.endpoints.clone(),
         first_ticket: first.ticket.clone(),
         step_bytes,
-        last,
-        token_bytes,
         depth: loaded.len(),
     };
-    let links = ground.links.clone();
-    ground.env.blocking("shoal-port", move || Port::connect(&links, plan)).await?
+    open(plan).await
 }

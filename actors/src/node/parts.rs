@@ -24,6 +24,7 @@ use crate::scheduler::Generate;
 use crate::secret::{ClusterKey, Identity};
 use crate::service::{Inbound, Services, ServicesLimits};
 use crate::stage::links::TensorLinks;
+use crate::stage::pipes::{Pipes, ThreadPipes};
 use crate::stage::{StageNotices, Stages, Workers, WorkersArguments, WorkersMsg};
 use crate::supervise::{ChildSpec, Restart, Supervision};
 use crate::topology::{Topology, TopologyActor, TopologyArguments};
@@ -175,10 +176,11 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     let files = LocalFiles::default();
     let check = leases.clone();
     let (find, store) = (files.clone(), catalog.clone());
+    let pipes: Arc<dyn Pipes> = Arc::new(ThreadPipes::new(env.clone(), settings.links.clone()));
     let arguments = WorkersArguments {
         env: env.clone(),
         services: services.clone(),
-        links: settings.links.clone(),
+        pipes: Arc::clone(&pipes),
         leases: Arc::new(move |from, right| check.check(from, right).map_err(|error| error.to_string())),
         models: Arc::new(move |sha256| find.path(&store, sha256)),
         threads: settings.threads,
@@ -201,7 +203,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
             env: env.clone(),
             node,
             services: services.clone(),
-            links: settings.links.clone(),
+            pipes,
             keeper: keeper.clone(),
             membership: membership.clone(),
         },

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use shoal_simulations::broken::Broken;
-use shoal_simulations::join_and_lend::{self, Options};
 use shoal_simulations::report::{Counts, Failure, Report};
+use shoal_simulations::scenario::{Options, Scenario, run_once};
 
 /// Nodes of a run, unless told otherwise.
 const NODES: u16 = 5;
@@ -62,14 +62,6 @@ enum Command {
     },
 }
 
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
-#[value(rename_all = "snake_case")]
-enum Scenario {
-    /// Nodes find each other and lend each other memory while nodes crash and links are cut.
-    #[default]
-    JoinAndLend,
-}
-
 #[derive(Debug, Args)]
 struct What {
     /// What to run.
@@ -94,8 +86,8 @@ impl Default for What {
 
 impl What {
     fn run(&self, seed: u64) -> Result<Report, Box<Failure>> {
-        let Scenario::JoinAndLend = self.scenario;
-        join_and_lend::run_once(Options { seed, nodes: self.nodes, faults: Duration::from_secs(self.seconds), broken: self.broken })
+        let Self { scenario, nodes, seconds, broken } = *self;
+        run_once(Options { scenario, seed, nodes, faults: Duration::from_secs(seconds), broken })
     }
 }
 
@@ -179,7 +171,7 @@ fn swarm(seeds: Seeds, twice_every: Option<NonZeroU64>, what: &What) -> Result<(
 
 fn find(seeds: Seeds) -> Result<(), String> {
     for broken in Broken::value_variants().iter().copied() {
-        let what = What { broken: Some(broken), ..What::default() };
+        let what = What { scenario: broken.scenario(), broken: Some(broken), ..What::default() };
         let found = (seeds.from..seeds.to).find_map(|seed| what.run(seed).err());
         let Some(failure) = found else {
             return Err(format!("`{}` was not found in seeds {}..{}", broken.name(), seeds.from, seeds.to));

@@ -6,13 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use shoal_actors::ids::{Incarnation, LeaseId, NodeId};
 use shoal_actors::lease::{HeldLease, LeaseUse};
+use shoal_actors::stage::StageKey;
 
-use super::{Belief, Invariant, Lent, NodeScene, Orphan, Past, Phases, Scene};
+use super::{Belief, Invariant, Lent, NodeScene, Orphan, Past, Phases, Scene, Served};
 use crate::cluster::{Cluster, Life};
+use crate::pipes::LoadedStage;
 
 /// Events between two looks at everything.
 const AUDIT_EVERY: u64 = 1024;
@@ -25,6 +27,7 @@ pub struct Checks {
     nodes: BTreeMap<u16, NodeScene>,
     there: BTreeMap<NodeId, Incarnation>,
     held: BTreeMap<u16, Vec<HeldLease>>,
+    served: Arc<Mutex<Served>>,
     /// The nodes that run, as the cluster counts its changes of them.
     generation: u64,
     checked: u64,
@@ -46,9 +49,17 @@ impl Checks {
             nodes: BTreeMap::new(),
             there: BTreeMap::new(),
             held: BTreeMap::new(),
+            served: Arc::default(),
             generation: 0,
             checked: 0,
         }
+    }
+
+    /// The same with what users see, as a scenario notes it down there.
+    #[must_use]
+    pub fn with_served(mut self, served: Arc<Mutex<Served>>) -> Self {
+        self.served = served;
+        self
     }
 
     /// Checks all.
@@ -62,6 +73,7 @@ impl Checks {
             self.audit(&touched)?;
         }
         let Changes { books, views } = self.look(&touched);
+        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         let scene = Scene {
             now: self.cluster.world.now(),
             nodes: &self.nodes,
@@ -69,11 +81,14 @@ impl Checks {
             books: &books,
             views: &views,
             past: &self.past,
+            served: &served,
             phases,
         };
         for invariant in &mut self.invariants {
             invariant.check(&scene).map_err(|why| format!("{} does not hold: {why}", invariant.name()))?;
         }
+        served.placed.clear();
+        served.heard.clear();
         Ok(())
     }
 
@@ -112,9 +127,9 @@ impl Checks {
             changes.views.insert(number);
         }
         let (lent, used) = lent(&self.cluster, life);
-        let (writing, held) = (writing(life), life.node.keeper.held());
+        let (writing, stages, held) = (writing(life), stages(life), life.node.keeper.held());
         if let Some(before) = before {
-            let same_books = before.lent == lent && before.used == used && before.writing == writing;
+            let same_books = before.lent == lent && before.used == used && before.writing == writing && before.stages == stages;
             // A dead holder's last word changes no books.
             if same_books && before.orphans.is_empty() && self.held.get(&number) == Some(&held) {
                 before.cluster = cluster;
@@ -133,6 +148,7 @@ impl Checks {
             writing,
             orphans: Vec::new(),
             beliefs: Vec::new(),
+            stages,
             cluster,
         };
         self.past.note(&scene, |holder| self.cluster.exchange.life(holder));
@@ -201,6 +217,7 @@ impl Checks {
             let same = used == known.used
                 && books(&now) == books(&known.lent)
                 && writing(&life) == known.writing
+                && stages(&life) == known.stages
                 && Arc::ptr_eq(&life.node.membership.view(), &known.cluster)
                 && self.held.get(&number) == Some(&life.node.keeper.held());
             if !same {
@@ -229,6 +246,10 @@ fn lent(cluster: &Cluster, life: &Life) -> (Vec<Lent>, u64) {
         until: (!info.remaining.is_zero()).then(|| cluster.real(life.node.number, now + info.remaining)),
     };
     (view.leases.iter().map(lease).collect(), view.totals.used)
+}
+
+fn stages(life: &Life) -> BTreeMap<StageKey, LoadedStage> {
+    life.node.serving.as_ref().map(|serving| serving.pipes.loaded()).unwrap_or_default()
 }
 
 fn writing(life: &Life) -> BTreeSet<LeaseId> {

@@ -9,7 +9,12 @@ mod memory_comes_back;
 mod memory_fits;
 mod one_holder;
 mod past;
+mod plans_cover;
+mod requests_end;
 mod scene;
+mod served;
+mod stages_are_paid_for;
+mod tokens_are_exact;
 mod views_agree;
 
 pub use checks::Checks;
@@ -18,7 +23,12 @@ pub use memory_comes_back::MemoryComesBack;
 pub use memory_fits::MemoryFits;
 pub use one_holder::OneHolder;
 pub use past::{Past, Rightful};
+pub use plans_cover::PlansCover;
+pub use requests_end::RequestsEnd;
 pub use scene::{Belief, Lent, NodeScene, Orphan, Phases, Scene};
+pub use served::{Heard, OpenRequest, Placed, Served};
+pub use stages_are_paid_for::StagesArePaidFor;
+pub use tokens_are_exact::TokensAreExact;
 pub use views_agree::ViewsAgree;
 
 /// Something that must hold.

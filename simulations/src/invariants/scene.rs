@@ -6,8 +6,10 @@ use std::sync::Arc;
 use shoal_actors::ids::{Incarnation, LeaseId, NodeId};
 use shoal_actors::lease::LeaseError;
 use shoal_actors::membership::ClusterView;
+use shoal_actors::stage::StageKey;
 
-use super::Past;
+use super::{Past, Served};
+use crate::pipes::LoadedStage;
 
 /// How far a scenario has come, for what must hold only later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -82,6 +84,8 @@ pub struct NodeScene {
     pub orphans: Vec<Orphan>,
     /// What it holds.
     pub beliefs: Vec<Belief>,
+    /// The stages that it has in memory.
+    pub stages: BTreeMap<StageKey, LoadedStage>,
     /// Whom it believes to be there.
     pub cluster: Arc<ClusterView>,
 }
@@ -101,6 +105,8 @@ pub struct Scene<'a> {
     pub views: &'a BTreeSet<u16>,
     /// What happened to leases before.
     pub past: &'a Past,
+    /// What users have seen.
+    pub served: &'a Served,
     /// How far the scenario has come.
     pub phases: Phases,
 }
@@ -163,6 +169,7 @@ pub(super) mod tests {
         pub(in super::super) now: u64,
         pub(in super::super) nodes: BTreeMap<u16, NodeScene>,
         pub(in super::super) past: Past,
+        pub(in super::super) served: Served,
         pub(in super::super) phases: Phases,
     }
 
@@ -179,10 +186,11 @@ pub(super) mod tests {
                 writing: BTreeSet::new(),
                 orphans: vec![],
                 beliefs: vec![],
+                stages: BTreeMap::new(),
                 cluster: Arc::new(ClusterView { me: id(number), members: BTreeMap::new() }),
             };
             let nodes = (0..nodes).map(|number| (number, node(number))).collect();
-            let mut made = Self { now: 0, nodes, past: Past::default(), phases: Phases::default() };
+            let mut made = Self { now: 0, nodes, past: Past::default(), served: Served::default(), phases: Phases::default() };
             for seer in made.nodes.keys().copied().collect::<Vec<_>>() {
                 for seen in made.nodes.keys().copied().collect::<Vec<_>>() {
                     made.sees(seer, seen, Incarnation(1), MemberState::Alive);
@@ -230,6 +238,7 @@ pub(super) mod tests {
                 books: &changed,
                 views: &changed,
                 past: &self.past,
+                served: &self.served,
                 phases: self.phases,
             })
         }

@@ -10,9 +10,10 @@ use shoal_actors::lease::{Beneficiary, LeaseKeeper, LeaseSpec, Purpose, timing};
 use shoal_actors::membership::{MemberEvent, Membership};
 
 use super::registry::Instance;
-use super::{MEMORY, Stage, lock};
+use super::{MEMORY, Stage};
 use crate::chance::Chance;
 use crate::cluster::Life;
+use crate::scenario::lock;
 
 /// Most instances that a node holds at a time.
 const HOLDINGS_MAX: usize = 6;

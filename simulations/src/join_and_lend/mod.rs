@@ -5,25 +5,24 @@
 //! everything is mended, and the nodes have to agree; then all memory is given back.
 
 mod borrower;
-mod nemesis;
 mod registry;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use shoal_actors::env::BoxFuture;
 use shoal_actors::lease::timing;
 
 use crate::broken::Broken;
 use crate::cluster::{Cluster, FENCE_MAX};
 use crate::invariants::{Checks, DeadHoldersLose, Invariant, MemoryComesBack, MemoryFits, OneHolder, Phases, ViewsAgree};
-use crate::report::{Counts, Failure, Report};
+use crate::nemesis::{self, Faults, Target};
+use crate::report::Counts;
 use crate::run;
+use crate::scenario::{Options, lock};
 use crate::world::World;
 use borrower::Borrower;
 use registry::Registry;
-
-/// The scenario's name on the command line.
-pub const NAME: &str = "join_and_lend";
 
 /// Memory of each node.
 const MEMORY: u64 = 64 << 30;
@@ -36,31 +35,6 @@ const AGREE_WITHIN: Duration = Duration::from_secs(45);
 const AGREED: Duration = Duration::from_secs(15);
 /// How long owners may take to notice that nobody wants their memory.
 const BACK_WITHIN: Duration = Duration::from_secs(timing::TTL.as_secs() + timing::SWEEP.as_secs() + FENCE_MAX.as_secs() + 3);
-
-/// What a run is made of. The same options give the same run, event by event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
-    /// What all chance follows from.
-    pub seed: u64,
-    /// Nodes, at least 2.
-    pub nodes: u16,
-    /// How long the nemesis goes on, in virtual time.
-    pub faults: Duration,
-    /// A fault in the system itself, to see that it is found.
-    pub broken: Option<Broken>,
-}
-
-impl Options {
-    /// Five nodes, a minute of faults.
-    pub fn new(seed: u64) -> Self {
-        Self { seed, nodes: 5, faults: Duration::from_secs(60), broken: None }
-    }
-
-    fn reproduce(&self) -> String {
-        let broken = self.broken.map(|broken| format!(" --broken {}", broken.name())).unwrap_or_default();
-        format!("sim run --scenario {NAME} --seed {} --nodes {} --seconds {}{broken}", self.seed, self.nodes, self.faults.as_secs())
-    }
-}
 
 /// What the parts of the scenario share.
 #[derive(Debug, Clone)]
@@ -80,42 +54,31 @@ impl Stage {
     fn closed(&self) -> bool {
         lock(&self.phases).closed_since.is_some()
     }
+}
+
+impl Target for Stage {
+    fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    fn counts(&self) -> &Mutex<Counts> {
+        &self.counts
+    }
 
     /// Starts a node and its borrower.
-    async fn start(&self, number: u16) -> Result<(), String> {
-        if let Some(life) = self.cluster.start(number).await? {
-            Borrower::start(self.clone(), &life);
-        }
-        Ok(())
+    fn start(&self, number: u16) -> BoxFuture<'static, Result<(), String>> {
+        let stage = self.clone();
+        Box::pin(async move {
+            if let Some(life) = stage.cluster.start(number).await? {
+                Borrower::start(stage, &life);
+            }
+            Ok(())
+        })
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Runs the scenario once.
-///
-/// # Errors
-/// [`Failure`], at the first thing that is wrong.
-pub fn run_once(options: Options) -> Result<Report, Box<Failure>> {
-    let world = World::new(options.seed);
-    let counts = Arc::new(Mutex::new(Counts::default()));
-    let result = play(&world, options, Arc::clone(&counts));
-    let (at, trace_hash) = (Duration::from_nanos(world.now()), world.trace_hash().to_hex().to_string());
-    match result {
-        Ok(()) => {
-            let counts = *lock(&counts);
-            Ok(Report { seed: options.seed, nodes: options.nodes, virtual_time: at, events: world.events(), trace_hash, counts })
-        }
-        Err(reason) => Err(Box::new(Failure { reproduce: options.reproduce(), reason, at, trace_hash, recent: world.recent() })),
-    }
-}
-
-fn play(world: &World, options: Options, counts: Arc<Mutex<Counts>>) -> Result<(), String> {
-    if options.nodes < 2 {
-        return Err(format!("{} nodes cannot lend each other anything: at least 2 are needed", options.nodes));
-    }
+/// Runs it in `world`.
+pub(crate) fn play(world: &World, options: Options, counts: Arc<Mutex<Counts>>) -> Result<(), String> {
     let cluster = Cluster::new(world, options.nodes, MEMORY, options.broken)?;
     let stage = Stage { cluster: cluster.clone(), registry: Arc::default(), counts, phases: Arc::default() };
     let phases = Arc::clone(&stage.phases);
@@ -144,7 +107,7 @@ async fn script(stage: Stage, options: Options) -> Result<(), String> {
     world.sleep(0, CALM).await;
 
     world.note("faults begin");
-    nemesis::harm(&stage, options.faults).await?;
+    nemesis::harm(&stage, options.faults, Faults { pauses: false }).await?;
     world.note("faults end");
     lock(&stage.phases).quiet_since = Some(world.now());
     world.sleep(0, AGREE_WITHIN + AGREED).await;

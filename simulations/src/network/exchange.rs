@@ -105,6 +105,16 @@ impl SimExchange {
         self.hosts().running.get(&node).map(|host| host.life)
     }
 
+    /// Whether a node's host is without power.
+    pub fn is_dark(&self, node: NodeId) -> bool {
+        self.hosts().dark.contains(&node)
+    }
+
+    /// The number of a node in the world; the highest for one that never ran.
+    pub fn number(&self, node: NodeId) -> u16 {
+        self.hosts().number(node)
+    }
+
     /// The life whose frame was the last to get from one node to another, and when, in nanoseconds of the world.
     pub fn heard(&self, from: NodeId, to: NodeId) -> Option<(u64, u64)> {
         self.hosts().heard.get(&(from, to)).copied()
@@ -117,7 +127,13 @@ impl SimExchange {
         self.world.at(self.world.now(), move || exchange.deliver(to, life, event));
     }
 
+    /// Delivers an event: now, or when the node goes on.
     fn deliver(&self, to: NodeId, life: u64, event: NetworkEvent) {
+        let (exchange, number) = (self.clone(), self.number(to));
+        self.world.on_node(number, Box::new(move || exchange.hand_over(to, life, event)));
+    }
+
+    fn hand_over(&self, to: NodeId, life: u64, event: NetworkEvent) {
         let sink = {
             let hosts = self.hosts();
             let Some(host) = hosts.running.get(&to).filter(|host| host.life == life) else { return };

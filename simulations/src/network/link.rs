@@ -33,7 +33,8 @@ impl Default for LinkModel {
 }
 
 impl LinkModel {
-    pub(super) fn latency(&self, chance: &mut Chance) -> Duration {
+    /// How long one packet takes.
+    pub(crate) fn latency(&self, chance: &mut Chance) -> Duration {
         let most = if chance.percent(self.slow_percent) { self.slow_max } else { self.latency_max };
         chance.duration(self.latency_min, most)
     }
