@@ -62,7 +62,7 @@ impl Client {
             if self.stage.closed() {
                 return;
             }
-            let known: Vec<(InstanceId, NodeId)> = lock(&self.stage.instances).iter().map(|(id, node)| (*id, *node)).collect();
+            let known = self.known();
             let (one_more, picked) = {
                 let mut chance = lock(&self.chance);
                 (chance.percent(30), chance.pick(&known).copied())
@@ -73,6 +73,13 @@ impl Client {
                 _ => {}
             }
         }
+    }
+
+    /// The instances whose conductors are there, as far as this node can see.
+    fn known(&self) -> Vec<(InstanceId, NodeId)> {
+        let view = self.life.node.membership.view();
+        let instances = lock(&self.stage.instances);
+        instances.iter().filter(|(_, conductor)| view.is_present(**conductor)).map(|(id, conductor)| (*id, *conductor)).collect()
     }
 
     /// Places the model over some nodes, as they stand in the cards that have come here.
@@ -197,9 +204,6 @@ impl Client {
         }
         if let Some(Err(error)) = result {
             self.note(format!("gets {} tokens of {id:?} from {instance:?}, and then: {error}", tokens.len()));
-            if matches!(error, GenerateError::Unreachable(_) | GenerateError::Refused(_)) {
-                lock(&self.stage.instances).remove(&instance);
-            }
         }
         let mut served = lock(&self.stage.served);
         served.open.remove(&id);

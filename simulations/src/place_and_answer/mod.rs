@@ -80,6 +80,8 @@ impl Target for Stage {
         let stage = self.clone();
         Box::pin(async move {
             if let Some(life) = stage.cluster.start(number).await? {
+                // What its former life conducted is gone.
+                lock(&stage.instances).retain(|_, conductor| *conductor != life.node.id);
                 Client::start(stage, life);
             }
             Ok(())
