@@ -34,15 +34,18 @@ mod tests {
 
     #[test]
     fn no_gap_no_overlap_no_rest() {
-        let check = |stages: &[std::ops::Range<u32>]| {
+        let check = |stages: &[(u32, u32)]| {
             let mut made = Made::new(2);
-            made.served.placed.push(Placed { instance: InstanceId(1), layers: 4, stages: stages.to_vec() });
+            let stages = stages.iter().map(|(start, end)| *start..*end).collect();
+            made.served.placed.push(Placed { instance: InstanceId(1), layers: 4, stages });
             made.check(&mut PlansCover, &[])
         };
-        check(&[0..4]).unwrap();
-        check(&[0..1, 1..3, 3..4]).unwrap();
-        for wrong in [&[][..], &[0..3], &[1..4], &[0..2, 1..4], &[0..1, 2..4], &[0..2, 2..2, 2..4], &[2..4, 0..2], &[0..5]] {
-            let why = check(wrong).unwrap_err();
+        check(&[(0, 4)]).unwrap();
+        check(&[(0, 1), (1, 3), (3, 4)]).unwrap();
+        let wrong: [&[(u32, u32)]; 8] =
+            [&[], &[(0, 3)], &[(1, 4)], &[(0, 2), (1, 4)], &[(0, 1), (2, 4)], &[(0, 2), (2, 2), (2, 4)], &[(2, 4), (0, 2)], &[(0, 5)]];
+        for stages in wrong {
+            let why = check(stages).unwrap_err();
             assert!(why.contains("of 4 layers"), "{why}");
         }
     }
