@@ -6,6 +6,9 @@ use super::{ConfigError, DecoderConfig, FeedForward, ModelTensors, Part};
 use crate::gguf::{Gguf, TensorView};
 use std::collections::BTreeMap;
 
+/// Layers at the end that predict further tokens from what the others put out.
+const GUESSING: &str = "nextn_predict_layers";
+
 /// The number of layers. Each has tensors, so there are no more of them than tensors in the file; which keeps a false
 /// count from costing memory.
 pub(super) fn layers(hyper: &Hyper<'_>) -> Result<usize, ConfigError> {
@@ -14,7 +17,12 @@ pub(super) fn layers(hyper: &Hyper<'_>) -> Result<usize, ConfigError> {
     if layers > hyper.gguf().tensors().len() {
         return Err(hyper.invalid(KEY, "no larger than the number of tensors", layers));
     }
-    Ok(layers)
+    // The last of them may be for guessing further tokens, and are not needed.
+    match hyper.count_or_zero(GUESSING)? {
+        Some(guessing) if guessing >= layers => Err(hyper.invalid(GUESSING, "less than the number of layers", guessing)),
+        Some(guessing) => Ok(layers - guessing),
+        None => Ok(layers),
+    }
 }
 
 /// Entries of the vocabulary, which the embedding tells.
@@ -126,6 +134,8 @@ const SUPERFLUOUS: [&str; 2] = ["attn_rot_embd", "attn_rot_embd.weight"];
 fn nothing_else(config: &DecoderConfig, gguf: &Gguf) -> Result<(), ConfigError> {
     // Each tensor that is used, and up to which row if only parts of it are.
     let mut used = BTreeMap::<&str, usize>::new();
+    let guessing = gguf.u64(&format!("{}.{GUESSING}", config.architecture)).unwrap_or(0);
+    let guessing = config.layers as u64..(config.layers as u64).saturating_add(guessing);
     let lists: Vec<_> = config.layer_tensors.iter().map(|layer| layer.parts(config)).collect();
     for (part, _) in lists.iter().flatten() {
         let end = part.rows.as_ref().map_or(usize::MAX, |rows| rows.end);
@@ -133,8 +143,8 @@ fn nothing_else(config: &DecoderConfig, gguf: &Gguf) -> Result<(), ConfigError> 
         *most = end.max(*most);
     }
     let unused = gguf.tensors().find(|view| {
-        let Some((_, part)) = view.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
-        if SUPERFLUOUS.contains(&part) {
+        let Some((layer, part)) = view.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
+        if SUPERFLUOUS.contains(&part) || layer.parse().is_ok_and(|layer: u64| guessing.contains(&layer)) {
             return false;
         }
         let all = if view.shape.len() > 1 { view.rows() } else { view.row_len() };

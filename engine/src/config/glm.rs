@@ -14,9 +14,6 @@ pub(super) fn glm4(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
 /// GLM 4.5 and later: experts after some dense layers. The norm before the feed-forward part goes by another name.
 pub(super) fn glm4moe(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
     let gguf = hyper.gguf();
-    if hyper.count_or_zero("nextn_predict_layers")?.is_some() {
-        return Err(hyper.unsupported("layers that predict further tokens"));
-    }
     let config = DecoderConfig::usual(hyper, RopeLayout::Halves, NormKind::RootMeanSquare)?;
     let config = config.map_layers(|mut tensors, layer| {
         tensors.feed_forward_norm = Some(NormTensors::named(gguf, &format!("blk.{layer}.post_attention_norm")));

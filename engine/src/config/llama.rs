@@ -57,3 +57,8 @@ pub(super) fn seed_oss(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> 
     }
     Ok(config)
 }
+
+/// ERNIE 4.5 with experts.
+pub(super) fn ernie4_5_moe(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
+    interleaved(hyper)?.with_experts(hyper, Weighting::Softmax, true)
+}

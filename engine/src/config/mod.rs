@@ -6,6 +6,7 @@
 mod card;
 mod check;
 mod cohere;
+mod deepseek;
 mod error;
 mod experts;
 mod gemma;
@@ -26,7 +27,9 @@ pub use error::ConfigError;
 pub use experts::{Experts, Weighting};
 pub(crate) use rope::exponential;
 pub use rope::{LongFactors, Rope, RopeLayout, Yarn};
-pub use tensors::{DenseTensors, ExpertTensors, FeedForward, LayerTensors, ModelTensors, NormTensors, Part};
+pub use tensors::{
+    DenseTensors, ExpertTensors, FeedForward, HeadTensors, LatentTensors, LayerTensors, ModelTensors, NormTensors, Part, Projections,
+};
 
 use crate::gguf::Gguf;
 use hyper::Hyper;
@@ -35,12 +38,14 @@ use hyper::Hyper;
 type Architecture = (&'static str, fn(&Hyper<'_>) -> Result<DecoderConfig, ConfigError>);
 
 /// All that are known, by name.
-const ARCHITECTURES: [Architecture; 29] = [
+const ARCHITECTURES: [Architecture; 34] = [
     ("arcee", llama::arcee),
     ("cohere2", cohere::cohere2),
     ("command-r", cohere::command_r),
+    ("deepseek2", deepseek::deepseek2),
     ("dots1", glm::dots1),
     ("ernie4_5", llama::plain),
+    ("ernie4_5-moe", llama::ernie4_5_moe),
     ("exaone", llama::exaone),
     ("exaone4", olmo::exaone4),
     ("gemma", gemma::gemma),
@@ -60,8 +65,11 @@ const ARCHITECTURES: [Architecture; 29] = [
     ("phi3", phi::read),
     ("qwen2", qwen::qwen2),
     ("qwen2moe", qwen::qwen2moe),
+    ("qwen2vl", qwen::qwen2),
     ("qwen3", qwen::qwen3),
     ("qwen3moe", qwen::qwen3moe),
+    ("qwen3vl", qwen::qwen3),
+    ("qwen3vlmoe", qwen::qwen3moe),
     ("seed_oss", llama::seed_oss),
     ("smollm3", llama::smollm3),
     ("starcoder2", starcoder::read),
@@ -89,6 +97,25 @@ pub enum NormKind {
     Layer,
 }
 
+/// Lengths of latent attention (DeepSeek-AI, "DeepSeek-V2", 2024).
+///
+/// Of a row only a short vector of `rank` elements is kept, and `turned` elements of a key that all heads share. A head's key is made of the
+/// short vector by a matrix; instead its query is brought to the short vector's space by the same matrix, so that to the cache all this is
+/// one key head of `turned + rank` elements, whose values are the short vector. What a head attends to becomes its value by another matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latent {
+    /// Elements of the short vector that queries are made of, where they are.
+    pub query_rank: usize,
+    /// Elements of the short vector.
+    pub rank: usize,
+    /// Elements of a head's query that know nothing of positions.
+    pub fixed: usize,
+    /// Elements that the rotary embedding turns.
+    pub turned: usize,
+    /// Elements of a head's value.
+    pub value_length: usize,
+}
+
 /// One decoder.
 ///
 /// A token's row is its embedding times [`embedding_scale`](Self::embedding_scale). Each layer adds to it, first,
@@ -111,6 +138,8 @@ pub struct DecoderConfig {
     pub key_length: usize,
     /// Elements of a value head.
     pub value_length: usize,
+    /// Latent attention: keys and values are those of one head.
+    pub latent: Option<Latent>,
     /// Width of dense feed-forward parts, in elements; zero where there are none.
     pub feed_forward: usize,
     /// Mixtures of experts, where there are any.

@@ -152,7 +152,7 @@ impl Yarn {
 }
 
 /// The natural logarithm of a positive, finite number.
-fn natural_log(x: f64) -> f64 {
+pub(super) fn natural_log(x: f64) -> f64 {
     // x = m · 2^e with m around 1, and ln m = 2 artanh((m − 1) / (m + 1)), whose series converges fast there.
     let mut exponent = 0i32;
     let mut mantissa = x;

@@ -71,20 +71,10 @@ fn there(gguf: &Gguf, name: String) -> Option<Part> {
 pub struct LayerTensors {
     /// `[hidden]`: norm before attention.
     pub attention_norm: Option<NormTensors>,
-    /// `[hidden, heads · key_length]`.
-    pub query: Part,
-    /// `[hidden, kv_heads · key_length]`.
-    pub key: Part,
-    /// `[hidden, kv_heads · value_length]`.
-    pub value: Part,
-    /// `[heads · value_length, hidden]`.
+    /// What makes queries, keys and values.
+    pub projections: Projections,
+    /// `[heads · value_length, hidden]`; of latent values, `value_length` is that of the values that they become.
     pub attention_output: Part,
-    /// `[heads · key_length]`: added to queries.
-    pub query_bias: Option<Part>,
-    /// `[kv_heads · key_length]`: added to keys.
-    pub key_bias: Option<Part>,
-    /// `[kv_heads · value_length]`: added to values.
-    pub value_bias: Option<Part>,
     /// `[hidden]`: added to what attention puts out.
     pub attention_output_bias: Option<Part>,
     /// Norm of queries before the rotary embedding: `[key_length]` of each head, or `[heads · key_length]` of all together.
@@ -101,6 +91,50 @@ pub struct LayerTensors {
     pub feed_forward: FeedForward,
     /// `[hidden]`: norm of what the feed-forward part puts out, before it is added to the row.
     pub post_feed_forward_norm: Option<NormTensors>,
+}
+
+/// What makes queries, keys and values of a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "there is one to a layer")]
+pub enum Projections {
+    /// A matrix for each.
+    Heads(HeadTensors),
+    /// Keys and values of all heads are made of one short vector, which is what is kept.
+    Latent(LatentTensors),
+}
+
+/// Matrices of queries, keys and values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeadTensors {
+    /// `[hidden, heads · key_length]`.
+    pub query: Part,
+    /// `[hidden, kv_heads · key_length]`.
+    pub key: Part,
+    /// `[hidden, kv_heads · value_length]`.
+    pub value: Part,
+    /// `[heads · key_length]`: added to queries.
+    pub query_bias: Option<Part>,
+    /// `[kv_heads · key_length]`: added to keys.
+    pub key_bias: Option<Part>,
+    /// `[kv_heads · value_length]`: added to values.
+    pub value_bias: Option<Part>,
+}
+
+/// Matrices of latent attention: see [`Latent`](super::Latent) for the lengths.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LatentTensors {
+    /// `[hidden, query_rank]` and its norm: queries are made of a short vector, too.
+    pub query_down: Option<(Part, NormTensors)>,
+    /// `[hidden or query_rank, heads · (fixed + turned)]`.
+    pub query: Part,
+    /// `[hidden, rank + turned]`: the short vector, and what is turned, which all heads share.
+    pub down: Part,
+    /// `[rank]`: norm of the short vector.
+    pub down_norm: NormTensors,
+    /// `[fixed, rank, heads]`: brings each head's queries to the short vector's space.
+    pub query_up: Part,
+    /// `[rank, value_length, heads]`: makes each head's values.
+    pub value_up: Part,
 }
 
 /// A feed-forward part.
@@ -168,17 +202,10 @@ impl LayerTensors {
         let named = |part: &str| format!("blk.{layer}.{part}");
         let weight = |part: &str| Part::whole(named(part) + ".weight");
         let bias = |part: &str| there(gguf, named(part) + ".bias");
-        let (queries, keys, values) =
-            (config.heads * config.key_length, config.kv_heads * config.key_length, config.kv_heads * config.value_length);
-        let mut tensors = LayerTensors {
+        LayerTensors {
             attention_norm: Some(NormTensors::named(gguf, &named("attn_norm"))),
-            query: weight("attn_q"),
-            key: weight("attn_k"),
-            value: weight("attn_v"),
+            projections: Projections::Heads(HeadTensors::usual(gguf, config, layer)),
             attention_output: weight("attn_output"),
-            query_bias: bias("attn_q"),
-            key_bias: bias("attn_k"),
-            value_bias: bias("attn_v"),
             attention_output_bias: bias("attn_output"),
             query_norm: None,
             key_norm: None,
@@ -187,17 +214,23 @@ impl LayerTensors {
             feed_forward_norm: Some(NormTensors::named(gguf, &named("ffn_norm"))),
             feed_forward: FeedForward::Dense(DenseTensors::named(gguf, &named("ffn"), "")),
             post_feed_forward_norm: None,
+        }
+    }
+
+    /// Latent attention.
+    pub(super) fn with_latent(self, gguf: &Gguf, layer: usize) -> LayerTensors {
+        let named = |part: &str| format!("blk.{layer}.{part}");
+        let weight = |part: &str| Part::whole(named(part) + ".weight");
+        let short = gguf.tensor(&named("attn_q_a.weight")).is_some();
+        let latent = LatentTensors {
+            query_down: short.then(|| (weight("attn_q_a"), NormTensors::named(gguf, &named("attn_q_a_norm")))),
+            query: weight(if short { "attn_q_b" } else { "attn_q" }),
+            down: weight("attn_kv_a_mqa"),
+            down_norm: NormTensors::named(gguf, &named("attn_kv_a_norm")),
+            query_up: weight("attn_k_b"),
+            value_up: weight("attn_v_b"),
         };
-        let three = [0..queries, queries..queries + keys, queries + keys..queries + keys + values];
-        let fused = named("attn_qkv.weight");
-        if gguf.tensor(&fused).is_some() {
-            [tensors.query, tensors.key, tensors.value] = three.clone().map(|rows| Part::of(&fused, rows));
-        }
-        let fused = named("attn_qkv.bias");
-        if gguf.tensor(&fused).is_some() {
-            [tensors.query_bias, tensors.key_bias, tensors.value_bias] = three.map(|rows| Some(Part::of(&fused, rows)));
-        }
-        tensors
+        LayerTensors { projections: Projections::Latent(latent), ..self }
     }
 
     /// Norms of the heads of queries and keys.
@@ -264,16 +297,19 @@ impl LayerTensors {
     pub(crate) fn parts(&self, config: &DecoderConfig) -> Vec<(&Part, Kind)> {
         let DecoderConfig { hidden, heads, kv_heads, key_length, value_length, .. } = *config;
         let (queries, keys, values) = (heads * key_length, kv_heads * key_length, kv_heads * value_length);
-        let mut parts = vec![
-            (&self.query, Kind::Matrix(hidden, queries)),
-            (&self.key, Kind::Matrix(hidden, keys)),
-            (&self.value, Kind::Matrix(hidden, values)),
-            (&self.attention_output, Kind::Matrix(heads * value_length, hidden)),
-        ];
+        let attended = config.latent.as_ref().map_or(value_length, |latent| latent.value_length);
+        let mut parts = vec![(&self.attention_output, Kind::Matrix(heads * attended, hidden))];
+        match &self.projections {
+            Projections::Heads(of) => {
+                let all = [(&of.query, &of.query_bias, queries), (&of.key, &of.key_bias, keys), (&of.value, &of.value_bias, values)];
+                for (matrix, bias, rows) in all {
+                    parts.push((matrix, Kind::Matrix(hidden, rows)));
+                    parts.extend(bias.iter().map(|bias| (bias, Kind::Vector(rows))));
+                }
+            }
+            Projections::Latent(of) => of.parts(config, &mut parts),
+        }
         let perhaps = [
-            (&self.query_bias, queries),
-            (&self.key_bias, keys),
-            (&self.value_bias, values),
             (&self.attention_output_bias, hidden),
             (&self.query_norm, if config.whole_row_norms { queries } else { key_length }),
             (&self.key_norm, if config.whole_row_norms { keys } else { key_length }),
@@ -298,6 +334,55 @@ impl LayerTensors {
             }
         }
         parts
+    }
+}
+
+impl HeadTensors {
+    /// The usual names, or all in one matrix, with biases where the file has them.
+    fn usual(gguf: &Gguf, config: &DecoderConfig, layer: usize) -> HeadTensors {
+        let named = |part: &str| format!("blk.{layer}.{part}");
+        let weight = |part: &str| Part::whole(named(part) + ".weight");
+        let bias = |part: &str| there(gguf, named(part) + ".bias");
+        let (queries, keys, values) =
+            (config.heads * config.key_length, config.kv_heads * config.key_length, config.kv_heads * config.value_length);
+        let mut heads = HeadTensors {
+            query: weight("attn_q"),
+            key: weight("attn_k"),
+            value: weight("attn_v"),
+            query_bias: bias("attn_q"),
+            key_bias: bias("attn_k"),
+            value_bias: bias("attn_v"),
+        };
+        let three = [0..queries, queries..queries + keys, queries + keys..queries + keys + values];
+        let fused = named("attn_qkv.weight");
+        if gguf.tensor(&fused).is_some() {
+            [heads.query, heads.key, heads.value] = three.clone().map(|rows| Part::of(&fused, rows));
+        }
+        let fused = named("attn_qkv.bias");
+        if gguf.tensor(&fused).is_some() {
+            [heads.query_bias, heads.key_bias, heads.value_bias] = three.map(|rows| Some(Part::of(&fused, rows)));
+        }
+        heads
+    }
+}
+
+impl LatentTensors {
+    fn parts<'a>(&'a self, config: &DecoderConfig, parts: &mut Vec<(&'a Part, Kind)>) {
+        let Some(latent) = &config.latent else { return };
+        let (hidden, heads) = (config.hidden, config.heads);
+        let mut from = hidden;
+        if let Some((down, norm)) = &self.query_down {
+            from = latent.query_rank;
+            parts.push((down, Kind::Matrix(hidden, from)));
+            parts.extend(norm.parts(from));
+        }
+        parts.extend([
+            (&self.query, Kind::Matrix(from, heads * (latent.fixed + latent.turned))),
+            (&self.down, Kind::Matrix(hidden, latent.rank + latent.turned)),
+            (&self.query_up, Kind::Matrices(latent.fixed, latent.rank, heads)),
+            (&self.value_up, Kind::Matrices(latent.rank, latent.value_length, heads)),
+        ]);
+        parts.extend(self.down_norm.parts(latent.rank));
     }
 }
 

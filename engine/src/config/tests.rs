@@ -121,6 +121,13 @@ impl Model {
     }
 }
 
+fn heads(config: &DecoderConfig, layer: usize) -> &HeadTensors {
+    match &config.layer_tensors[layer].projections {
+        Projections::Heads(heads) => heads,
+        Projections::Latent(_) => panic!("latent"),
+    }
+}
+
 #[test]
 fn a_llama_file_from_elsewhere() {
     let config = DecoderConfig::from_gguf(&tiny()).unwrap();
@@ -136,7 +143,7 @@ fn a_llama_file_from_elsewhere() {
     assert!(config.tied_head());
     assert_eq!(config.tensors.head, "token_embd.weight");
     assert_eq!(config.layer_tensors[1].attention_output, Part::whole("blk.1.attn_output.weight"));
-    assert_eq!(config.layer_tensors[1].query_bias, None);
+    assert_eq!(heads(&config, 1).query_bias, None);
     assert_eq!(config.kv_bytes_per_token(), 2 * 2 * 16 * 2);
 }
 
@@ -226,8 +233,8 @@ fn rope_factors_are_read() {
 #[test]
 fn biases_are_used_where_they_are() {
     let config = Model::llama().with_tensor("blk.1.attn_q.bias", &[32], BlockType::F32).read().unwrap();
-    assert_eq!(config.layer_tensors[0].query_bias, None);
-    assert_eq!(config.layer_tensors[1].query_bias, Some(Part::whole("blk.1.attn_q.bias")));
+    assert_eq!(heads(&config, 0).query_bias, None);
+    assert_eq!(heads(&config, 1).query_bias, Some(Part::whole("blk.1.attn_q.bias")));
     let wrong = Model::llama().with_tensor("blk.1.attn_q.bias", &[16], BlockType::F32).error();
     assert!(matches!(wrong, ConfigError::TensorShape { .. }));
 }
@@ -240,6 +247,17 @@ fn tensors_that_would_be_ignored_are_refused() {
     assert!(matches!(third, ConfigError::Unsupported { .. }), "a layer that the hyperparameters do not tell of");
     let harmless = Model::llama().with_tensor("blk.0.attn_rot_embd", &[4], BlockType::F32);
     assert!(harmless.with_tensor("mm.0.weight", &[4], BlockType::F32).read().is_ok());
+}
+
+#[test]
+fn layers_that_guess_further_tokens_are_left_out() {
+    let mut model = Model::llama().with("block_count", Value::U32(3)).with("nextn_predict_layers", Value::U32(1));
+    model.layer(2, 8);
+    model.put("blk.2.nextn.eh_proj.weight", &[64, 32], BlockType::Q4_0);
+    assert_eq!(model.read().unwrap().layers, 2);
+    assert!(matches!(model.clone().with("nextn_predict_layers", Value::U32(0)).error(), ConfigError::Unsupported { .. }));
+    let all = model.with("nextn_predict_layers", Value::U32(3)).error();
+    assert!(matches!(all, ConfigError::Invalid { key, .. } if key == "llama.nextn_predict_layers"));
 }
 
 #[test]
@@ -281,6 +299,9 @@ fn unknown_architectures_are_refused_by_name() {
     let error = model.error().to_string();
     assert!(error.starts_with("models of architecture \"mamba\" are not supported; known are arcee, cohere2, "), "{error}");
     assert!(DecoderConfig::architectures().all(|name| error.contains(name)) && DecoderConfig::architectures().is_sorted(), "{error}");
+    let mut old = Model::llama();
+    old.architecture = "deepseek2";
+    assert!(old.error().to_string().contains("a conversion from before keys and values were split"), "{}", old.error());
     let none = DecoderConfig::from_gguf(&Gguf::parse(Writer::new().finish()).unwrap()).unwrap_err();
     assert!(matches!(none, ConfigError::Missing { key, .. } if key == "general.architecture"));
     let mut writer = Writer::new();
@@ -336,7 +357,7 @@ fn parts_of_one_tensor_must_be_all_of_it() {
     };
     let gguf = fused(64).gguf();
     let config = DecoderConfig::from_gguf(&gguf).unwrap();
-    assert_eq!(config.layer_tensors[0].value, Part { tensor: "blk.0.attn_qkv.weight".to_owned(), rows: Some(48..64) });
+    assert_eq!(heads(&config, 0).value, Part { tensor: "blk.0.attn_qkv.weight".to_owned(), rows: Some(48..64) });
     let card = ModelCard::of(&config, &gguf);
     assert_eq!(card.parameters, gguf.tensors().map(|view| view.elements() as u64).sum::<u64>());
     assert!(matches!(fused(80).error(), ConfigError::Unsupported { .. }), "sixteen rows would be ignored");

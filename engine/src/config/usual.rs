@@ -36,6 +36,7 @@ impl DecoderConfig {
             kv_heads,
             key_length,
             value_length,
+            latent: None,
             // With experts there may be none, and some files then say zero.
             feed_forward: if mixed { hyper.count_or_zero(FEED_FORWARD)?.unwrap_or(0) } else { hyper.count(FEED_FORWARD)? },
             experts: None,

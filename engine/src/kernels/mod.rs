@@ -21,7 +21,9 @@ pub use batch::{Batch, Run};
 #[cfg(test)]
 pub(crate) use cpu::Isa;
 pub use cpu::{CpuSpeed, Workspace, measure};
-pub use parts::{AttentionShape, Experts, FeedForward, Gate, HeadWeights, KvShape, Linear, LogitsFinish, Norm, Residual, SharedExpert};
+pub use parts::{
+    AttentionShape, Experts, FeedForward, Gate, HeadWeights, KvShape, Latent, Linear, LogitsFinish, Norm, Residual, SharedExpert,
+};
 pub use rotation::Rotation;
 
 use burn::backend::tensor::{Device, FloatTensor};
@@ -158,6 +160,23 @@ pub trait Kernels: Backend {
     ) -> [FloatTensor<Self>; 3] {
         let _ = work;
         plain::project::<Self>(x, norm, queries_keys_values)
+    }
+
+    /// The same for latent attention: queries of each head, and the key and value that all heads share. What is turned comes first.
+    fn project_latent(
+        work: &mut Workspace,
+        x: &FloatTensor<Self>,
+        norm: Option<&Norm<Self>>,
+        latent: &Latent<Self>,
+    ) -> [FloatTensor<Self>; 3] {
+        let _ = work;
+        plain::project_latent::<Self>(x, norm, latent)
+    }
+
+    /// The heads' values, of the latent ones that [`attend`](Self::attend) gives.
+    fn expand_latent(work: &mut Workspace, attended: &FloatTensor<Self>, latent: &Latent<Self>) -> FloatTensor<Self> {
+        let _ = work;
+        plain::expand_latent::<Self>(attended, latent)
     }
 
     /// Normalises queries and keys if there are norms for them, turns them by their positions' angles, stores keys and

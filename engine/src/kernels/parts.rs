@@ -72,6 +72,25 @@ pub struct SharedExpert<B: Backend> {
     pub opening: Option<FloatTensor<B>>,
 }
 
+/// What makes queries, keys and values of latent attention; see [`config::Latent`].
+#[derive(Debug, Clone)]
+pub struct Latent<B: Backend> {
+    /// Makes the short vector of queries, where there is one, and normalises it.
+    pub query_down: Option<(Linear<B>, Norm<B>)>,
+    /// Makes queries: of each head what is fixed, then what is turned.
+    pub query: Linear<B>,
+    /// Makes the short vector and then what is turned of a key.
+    pub down: Linear<B>,
+    /// Norm of the short vector.
+    pub down_norm: Norm<B>,
+    /// For each head, brings what is fixed of a query to the short vector's space.
+    pub query_ups: Vec<Matrix<B>>,
+    /// For each head, makes its value of a short vector.
+    pub value_ups: Vec<Matrix<B>>,
+    /// The lengths.
+    pub lengths: config::Latent,
+}
+
 /// What a product is added to, and how.
 #[derive(Debug)]
 pub struct Residual<'a, B: Backend> {

@@ -6,8 +6,8 @@ use burn::backend::{Scalar, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice, TensorData};
 
 use super::{
-    AttentionShape, Batch, Experts, FeedForward, Gate, HeadWeights, Held, HeldKv, KvLayer, KvShape, LayerError, Linear, LogitsFinish,
-    Matrix, Norm, PAGE_TOKENS, Residual, Rotation, Run,
+    AttentionShape, Batch, Experts, FeedForward, Gate, HeadWeights, Held, HeldKv, KvLayer, KvShape, Latent, LayerError, Linear,
+    LogitsFinish, Matrix, Norm, PAGE_TOKENS, Residual, Rotation, Run,
 };
 use crate::config::{Activation, NormKind, RopeLayout};
 use crate::gguf::TensorView;
@@ -110,6 +110,32 @@ fn linear<B: Backend>(x: FloatTensor<B>, linear: &Linear<B>) -> FloatTensor<B> {
 pub(super) fn project<B: Backend>(x: &FloatTensor<B>, before: Option<&Norm<B>>, linears: [&Linear<B>; 3]) -> [FloatTensor<B>; 3] {
     let x = normed(x, before);
     linears.map(|one| linear(x.clone(), one))
+}
+
+pub(super) fn project_latent<B: Backend>(x: &FloatTensor<B>, before: Option<&Norm<B>>, latent: &Latent<B>) -> [FloatTensor<B>; 3] {
+    let x = normed(x, before);
+    let (fixed, turned, rank) = (latent.lengths.fixed, latent.lengths.turned, latent.lengths.rank);
+    let short = match &latent.query_down {
+        Some((down, after)) => norm(linear(x.clone(), down), 2, after),
+        None => x.clone(),
+    };
+    let queries = linear(short, &latent.query);
+    let each = fixed + turned;
+    let heads = latent.query_ups.iter().enumerate().flat_map(|(head, up)| {
+        let part = |range: std::ops::Range<usize>| last::<B>(queries.clone(), 2, head * each + range.start..head * each + range.end);
+        [part(fixed..each), multiply(part(0..fixed), up)]
+    });
+    let queries = B::float_cat(heads.collect(), 1);
+    let both = linear(x, &latent.down);
+    let values = norm(last::<B>(both.clone(), 2, 0..rank), 2, &latent.down_norm);
+    let keys = B::float_cat(vec![last::<B>(both, 2, rank..rank + turned), values.clone()], 1);
+    [queries, keys, values]
+}
+
+pub(super) fn expand_latent<B: Backend>(attended: &FloatTensor<B>, latent: &Latent<B>) -> FloatTensor<B> {
+    let rank = latent.lengths.rank;
+    let heads = latent.value_ups.iter().enumerate();
+    B::float_cat(heads.map(|(head, up)| multiply(last::<B>(attended.clone(), 2, head * rank..(head + 1) * rank), up)).collect(), 1)
 }
 
 /// The residual's rows plus `product`.

@@ -7,16 +7,14 @@ use super::kv::PageBook;
 use super::{Input, Row, SequenceId, Stage, StepError};
 use crate::config::DecoderConfig;
 use crate::kernels::{
-    AttentionShape, Batch, Experts, FeedForward, HeadWeights, Kernels, KvLayer, Linear, LogitsFinish, Matrix, Norm, PAGE_TOKENS, Residual,
-    Rotation, Workspace,
+    AttentionShape, Batch, Experts, FeedForward, HeadWeights, Kernels, KvLayer, Latent, Linear, LogitsFinish, Matrix, Norm, PAGE_TOKENS,
+    Residual, Rotation, Workspace,
 };
 
 /// One layer's weights.
 pub(super) struct Layer<B: Kernels> {
     pub(super) attention_norm: Option<Norm<B>>,
-    pub(super) query: Linear<B>,
-    pub(super) key: Linear<B>,
-    pub(super) value: Linear<B>,
+    pub(super) projections: Projections<B>,
     pub(super) heads: HeadWeights<B>,
     pub(super) attention: AttentionShape,
     /// A place among the decoder's frequencies.
@@ -26,6 +24,14 @@ pub(super) struct Layer<B: Kernels> {
     pub(super) feed_forward_norm: Option<Norm<B>>,
     pub(super) feed_forward: Part<B>,
     pub(super) post_feed_forward_norm: Option<Norm<B>>,
+}
+
+/// What makes queries, keys and values.
+#[allow(clippy::large_enum_variant, reason = "there is one to a layer")]
+pub(super) enum Projections<B: Kernels> {
+    /// A matrix for each, in that order.
+    Heads([Linear<B>; 3]),
+    Latent(Latent<B>),
 }
 
 /// A layer's feed-forward part.
@@ -102,8 +108,14 @@ impl<B: Kernels> Decoder<B> {
         for (layer, kv) in self.layers.iter().zip(&mut self.kv) {
             let rotation = layer.rope.and_then(|rope| rotations.get(rope)).unwrap_or(&none);
             let before = layer.attention_norm.as_ref();
-            let [queries, keys, values] = B::project(work, &x, before, [&layer.query, &layer.key, &layer.value]);
-            let attended = B::attend(work, [&queries, &keys, &values], &layer.attention, &layer.heads, rotation, batch, kv);
+            let [queries, keys, values] = match &layer.projections {
+                Projections::Heads(heads) => B::project(work, &x, before, heads.each_ref()),
+                Projections::Latent(latent) => B::project_latent(work, &x, before, latent),
+            };
+            let mut attended = B::attend(work, [&queries, &keys, &values], &layer.attention, &layer.heads, rotation, batch, kv);
+            if let Projections::Latent(latent) = &layer.projections {
+                attended = B::expand_latent(work, &attended, latent);
+            }
             // What the feed-forward part takes, if that is not what attention puts out.
             let input = parallel.then(|| x.clone());
             let rows = Residual { rows: x, norm: layer.post_attention_norm.as_ref(), scale };

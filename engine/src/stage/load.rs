@@ -6,14 +6,14 @@ use burn::backend::tensor::{Device, FloatTensor};
 use burn::tensor::TensorData;
 use burn_flex::{Flex, FlexDevice};
 
-use super::decoder::{Decoder, Head, Layer, Part};
+use super::decoder::{Decoder, Head, Layer, Part, Projections};
 use super::kv::PageBook;
 use super::{Stage, StageOptions, StageSpec};
 use crate::config::{self, ConfigError, DecoderConfig, DenseTensors, LayerTensors, NormTensors};
 use crate::gguf::{Gguf, TensorView};
 use crate::kernels::{
-    AttentionShape, Experts, FeedForward, Gate, HeadWeights, Kernels, KvShape, LayerError, Linear, Matrix, Norm, PAGE_TOKENS, SharedExpert,
-    Workspace,
+    AttentionShape, Experts, FeedForward, Gate, HeadWeights, Kernels, KvShape, Latent, LayerError, Linear, Matrix, Norm, PAGE_TOKENS,
+    SharedExpert, Workspace,
 };
 
 /// Why a stage was not loaded.
@@ -138,12 +138,15 @@ pub(super) fn load_on<B: Kernels>(
 
 /// A part of a tensor whose presence and shape the configuration's reader has checked. Of a vector it is the whole.
 fn view<'a>(gguf: &'a Gguf, part: &config::Part) -> Result<TensorView<'a>, LoadError> {
-    let missing = || ConfigError::MissingTensor { file: gguf.name().to_owned(), tensor: part.tensor.clone() };
-    let view = gguf.tensor(&part.tensor).ok_or_else(missing)?;
+    let view = gguf.tensor(&part.tensor).ok_or_else(|| missing(gguf, part))?;
     match &part.rows {
-        Some(rows) if view.shape.len() > 1 => view.some_rows(rows.clone()).ok_or_else(|| missing().into()),
+        Some(rows) if view.shape.len() > 1 => view.some_rows(rows.clone()).ok_or_else(|| missing(gguf, part)),
         _ => Ok(view),
     }
+}
+
+fn missing(gguf: &Gguf, part: &config::Part) -> LoadError {
+    ConfigError::MissingTensor { file: gguf.name().to_owned(), tensor: part.tensor.clone() }.into()
 }
 
 struct Loader<'a, D> {
@@ -217,7 +220,7 @@ impl<D> Loader<'_, D> {
         Ok(FeedForward { gate: Gate { gate, up, activation: self.config.activation }, down })
     }
 
-    /// The matrices of `count` experts, which are one tensor, with their biases, which are another.
+    /// The matrices of `count` experts or heads, which are one tensor, with their biases, which are another.
     fn stacked<B: Kernels<Device = D>>(
         &mut self,
         matrices: &config::Part,
@@ -266,6 +269,27 @@ impl<D> Loader<'_, D> {
         })
     }
 
+    fn latent<B: Kernels<Device = D>>(&mut self, names: &config::LatentTensors, lengths: config::Latent) -> Result<Latent<B>, LoadError> {
+        let heads = self.config.heads;
+        let query_down = match &names.query_down {
+            Some((down, norm)) => Some((self.linear::<B>(down, None)?, self.norm::<B>(norm)?)),
+            None => None,
+        };
+        let mut ups = |part: &config::Part| -> Result<Vec<Matrix<B>>, LoadError> {
+            Ok(self.stacked::<B>(part, None, heads)?.into_iter().map(|linear| linear.matrix).collect())
+        };
+        let (query_ups, value_ups) = (ups(&names.query_up)?, ups(&names.value_up)?);
+        Ok(Latent {
+            query_down,
+            query: self.linear::<B>(&names.query, None)?,
+            down: self.linear::<B>(&names.down, None)?,
+            down_norm: self.norm::<B>(&names.down_norm)?,
+            query_ups,
+            value_ups,
+            lengths,
+        })
+    }
+
     fn layer<B: Kernels<Device = D>>(&mut self, layer: usize) -> Result<Layer<B>, LoadError> {
         let config = self.config;
         let names: &LayerTensors = &config.layer_tensors[layer];
@@ -276,9 +300,16 @@ impl<D> Loader<'_, D> {
         };
         let loaded = Layer {
             attention_norm: self.norm_if::<B>(names.attention_norm.as_ref())?,
-            query: self.linear::<B>(&names.query, names.query_bias.as_ref())?,
-            key: self.linear::<B>(&names.key, names.key_bias.as_ref())?,
-            value: self.linear::<B>(&names.value, names.value_bias.as_ref())?,
+            projections: match (&names.projections, config.latent) {
+                (config::Projections::Heads(of), _) => Projections::Heads([
+                    self.linear::<B>(&of.query, of.query_bias.as_ref())?,
+                    self.linear::<B>(&of.key, of.key_bias.as_ref())?,
+                    self.linear::<B>(&of.value, of.value_bias.as_ref())?,
+                ]),
+                (config::Projections::Latent(of), Some(lengths)) => Projections::Latent(self.latent::<B>(of, lengths)?),
+                // The configuration's reader gives both or none.
+                (config::Projections::Latent(of), None) => return Err(missing(self.gguf, &of.query)),
+            },
             heads: HeadWeights {
                 query_norm: self.head_norm::<B>(names.query_norm.as_ref())?,
                 key_norm: self.head_norm::<B>(names.key_norm.as_ref())?,

@@ -4,6 +4,7 @@
 mod activations;
 mod attention;
 mod experts;
+mod latent;
 mod math;
 mod multiply;
 mod packed;
@@ -25,8 +26,8 @@ use burn_flex::{Flex, FlexDevice, FlexTensor};
 use std::borrow::Cow;
 
 use super::{
-    AttentionShape, Batch, Experts, Gate, HeadWeights, Kernels, KvLayer, KvShape, LayerError, Linear, LogitsFinish, Matrix, Norm, Residual,
-    Rotation,
+    AttentionShape, Batch, Experts, Gate, HeadWeights, Kernels, KvLayer, KvShape, Latent, LayerError, Linear, LogitsFinish, Matrix, Norm,
+    Residual, Rotation,
 };
 use crate::config::{Activation, NormKind};
 use crate::gguf::TensorView;
@@ -182,6 +183,20 @@ impl Kernels for Flex {
         multiply(&mut work.pool, work.isa, &work.prepared, &products);
         let [q, k, v] = outs;
         [tensor(q, queries.rows()), tensor(k, keys.rows()), tensor(v, values.rows())]
+    }
+
+    fn project_latent(work: &mut Workspace, x: &FlexTensor, norm: Option<&Norm<Self>>, latent: &Latent<Self>) -> [FlexTensor; 3] {
+        match latent::PackedLatent::new(latent) {
+            Some(packed) => packed.project(work, x, norm),
+            None => super::plain::project_latent::<Self>(x, norm, latent),
+        }
+    }
+
+    fn expand_latent(work: &mut Workspace, attended: &FlexTensor, latent: &Latent<Self>) -> FlexTensor {
+        match latent::PackedLatent::new(latent) {
+            Some(packed) => packed.expand(work, attended),
+            None => super::plain::expand_latent::<Self>(attended, latent),
+        }
     }
 
     fn attend(

@@ -456,6 +456,65 @@ fn experts_agree_and_do_not_depend_on_each_other() {
 }
 
 #[test]
+fn latent_attention_agrees_and_does_not_depend_on_steps() {
+    const HEADS: usize = 3;
+    const HIDDEN: usize = 64;
+    let lengths = config::Latent { query_rank: 48, rank: 32, fixed: 16, turned: 8, value_length: 20 };
+    let make = |short: bool| {
+        let seeds = std::cell::Cell::new(40);
+        let next = |rows, columns, bias| {
+            seeds.set(seeds.get() + 1);
+            weights(BlockType::F16, rows, columns, seeds.get(), bias)
+        };
+        let all = [
+            next(lengths.query_rank, HIDDEN, false),
+            next(HEADS * 24, if short { lengths.query_rank } else { HIDDEN }, false),
+            next(lengths.rank + lengths.turned, HIDDEN, true),
+        ];
+        let ups: Vec<Weights> = (0..HEADS).map(|_| next(lengths.rank, lengths.fixed, false)).collect();
+        let values: Vec<Weights> = (0..HEADS).map(|_| next(lengths.value_length, lengths.rank, false)).collect();
+        [false, true].map(|plain| {
+            let pick = |weights: &Weights| if plain { weights.plain.clone() } else { weights.packed.clone() };
+            Latent {
+                query_down: short.then(|| (pick(&all[0]), norm(lengths.query_rank, 1))),
+                query: pick(&all[1]),
+                down: pick(&all[2]),
+                down_norm: norm(lengths.rank, 2),
+                query_ups: ups.iter().map(|up| pick(up).matrix).collect(),
+                value_ups: values.iter().map(|up| pick(up).matrix).collect(),
+                lengths,
+            }
+        })
+    };
+    let rows = 11;
+    let x = tensor(Numbers::new(1).units(rows * HIDDEN), HIDDEN);
+    let attended = tensor(Numbers::new(2).units(rows * HEADS * lengths.rank), HEADS * lengths.rank);
+    let before = norm(HIDDEN, 3);
+    for short in [false, true] {
+        let [packed, plain] = make(short);
+        let run = |work: &mut Workspace, x: &FlexTensor, attended: &FlexTensor| {
+            let [queries, keys, values] = Flex::project_latent(work, x, Some(&before), &packed);
+            [queries, keys, values, Flex::expand_latent(work, attended, &packed)]
+        };
+        same_everywhere(|work| run(work, &x, &attended).each_ref().map(bits));
+        let found = run(&mut Workspace::new(2).unwrap(), &x, &attended);
+        let [queries, keys, values] = plain::project_latent::<Flex>(&x, Some(&before), &plain);
+        let expected = [queries, keys, values, plain::expand_latent::<Flex>(&attended, &plain)];
+        for (found, expected) in found.iter().zip(&expected) {
+            check(found, expected, &vec![1e-4; elements(expected).len()]).unwrap();
+        }
+        for row in 0..rows {
+            let one = |all: &FlexTensor, width: usize| tensor(elements(all)[row * width..][..width].to_vec(), width);
+            let alone = run(&mut Workspace::new(1).unwrap(), &one(&x, HIDDEN), &one(&attended, HEADS * lengths.rank));
+            for (alone, found) in alone.iter().zip(&found) {
+                let width = bits(alone).len();
+                assert_eq!(bits(alone), bits(found)[row * width..][..width]);
+            }
+        }
+    }
+}
+
+#[test]
 fn what_the_cpu_cannot_hold_is_refused_by_name() {
     let view = TensorView { name: "blk.0.w", shape: &[64, 1], block: BlockType::NVFP4, offset: 0, bytes: &[0; 36] };
     let error = Flex::matrix(&FlexDevice, &view).unwrap_err();

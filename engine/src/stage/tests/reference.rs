@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use crate::config::{Activation, DecoderConfig, FeedForward, NormTensors, Part, RopeLayout};
+use crate::config::{Activation, DecoderConfig, FeedForward, NormTensors, Part, Projections, RopeLayout};
 use crate::gguf::Gguf;
 
 /// A matrix's or vector's elements.
@@ -41,6 +41,7 @@ pub(super) fn logits(gguf: &Gguf, tokens: &[u32]) -> Vec<Vec<f32>> {
         .map(|&token| embedding[token as usize * hidden..][..hidden].iter().map(|v| v * config.embedding_scale).collect())
         .collect();
     for (layer, names) in config.layer_tensors.iter().enumerate() {
+        let Projections::Heads(heads) = &names.projections else { panic!("latent") };
         let project = |x: &[f32], matrix: &Part, bias: &Option<Part>| {
             let mut out = multiply(x, &get(matrix));
             if let Some(bias) = bias {
@@ -68,10 +69,10 @@ pub(super) fn logits(gguf: &Gguf, tokens: &[u32]) -> Vec<Vec<f32>> {
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for now in 0..rows.len() {
             let x = by(&rows[now], &names.attention_norm);
-            let queries = place(project(&x, &names.query, &names.query_bias), &names.query_norm, now);
+            let queries = place(project(&x, &heads.query, &heads.query_bias), &names.query_norm, now);
             let halved = |x: Vec<f32>| x.into_iter().map(|v| f16::from_f32(v).to_f32()).collect::<Vec<_>>();
-            keys.push(halved(place(project(&x, &names.key, &names.key_bias), &names.key_norm, now)));
-            values.push(halved(project(&x, &names.value, &names.value_bias)));
+            keys.push(halved(place(project(&x, &heads.key, &heads.key_bias), &names.key_norm, now)));
+            values.push(halved(project(&x, &heads.value, &heads.value_bias)));
             let first = config.windows[layer].map_or(0, |window| (now + 1).saturating_sub(window));
             let mut attended = vec![0.0; config.heads * value];
             for head in 0..config.heads {

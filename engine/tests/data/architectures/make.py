@@ -205,6 +205,32 @@ def qwen3moe():
     return model.mixed(8, 32, norms=HEADS).head_of_its_own()
 
 
+def seeing(model):
+    """Positions of the language part of a model that sees have dimensions, which text does not use."""
+    return model.set("rope.dimension_sections", [3, 3, 2, 0])
+
+
+def qwen3vlmoe():
+    model = seeing(Model("qwen3vlmoe", layers=2, feed_forward=96)).set("expert_used_count", 3).set("expert_feed_forward_length", 32)
+    return model.mixed(8, 32, norms=HEADS).head_of_its_own()
+
+
+def ernie4_5_moe():
+    model = Model("ernie4_5-moe").set("expert_used_count", 2).set("expert_count", 4).set("expert_feed_forward_length", 32)
+    model.set("expert_shared_feed_forward_length", 48).set("leading_dense_block_count", 1).set("interleave_moe_layer_step", 1)
+    for layer in range(3):
+        model.attention(layer)
+        if layer == 0:
+            model.dense(layer)
+        else:
+            model.experts(layer, 4, 32)
+            model.dense(layer, width=48, suffix="_shexp")
+            model.vector(f"blk.{layer}.exp_probs_b.bias", 4)
+        model.norms(f"blk.{layer}.attn_norm")
+        model.norms(f"blk.{layer}.ffn_norm")
+    return model
+
+
 def gemma():
     return Model("gemma", head=32, kv_heads=1).usual()
 
@@ -264,6 +290,41 @@ def dots1():
             model.vector(f"blk.{layer}.exp_probs_b.bias", 4)
         model.norms(f"blk.{layer}.attn_norm")
         model.norms(f"blk.{layer}.ffn_norm")
+    return model.head_of_its_own()
+
+
+def deepseek2(layers, query_rank):
+    """Queries and keys of 24 elements, 8 of which are turned; a short vector of 32."""
+    model = Model("deepseek2", layers=layers, hidden=64 if query_rank else 32, kv_heads=1, head=40, feed_forward=96)
+    model.metadata = [(key, value) for key, value in model.metadata if not key.endswith(".attention.value_length")]
+    model.set("attention.value_length", 32).set("attention.key_length_mla", 24).set("attention.value_length_mla", 16)
+    model.set("attention.kv_lora_rank", 32).set("rope.dimension_count", 8)
+    model.set("expert_used_count", 2).set("expert_count", 8).set("expert_feed_forward_length", 32).set("expert_shared_count", 1)
+    model.set("leading_dense_block_count", layers - 1)
+    if query_rank:
+        model.set("attention.q_lora_rank", query_rank)
+        yarn(model, yarn_log_multiplier=0.08).set("expert_weights_scale", 1.5).set("expert_weights_norm", True)
+        model.set("expert_gating_func", 2).set("expert_group_count", 4).set("expert_group_used_count", 2)
+    for layer in range(layers):
+        at, hidden = f"blk.{layer}.", model.hidden
+        if query_rank:
+            model.matrix(at + "attn_q_a.weight", hidden, query_rank)
+            model.norms(at + "attn_q_a_norm", query_rank)
+        model.matrix(at + ("attn_q_b" if query_rank else "attn_q") + ".weight", query_rank or hidden, 4 * 24, 2.0)
+        model.matrix(at + "attn_kv_a_mqa.weight", hidden, 40, 2.0)
+        model.norms(at + "attn_kv_a_norm", 32)
+        model.matrix(at + "attn_k_b.weight", 16, 32, 1.0, 4)
+        model.matrix(at + "attn_v_b.weight", 32, 16, 1.0, 4)
+        model.matrix(at + "attn_output.weight", 64, hidden)
+        if layer < layers - 1:
+            model.dense(layer)
+        else:
+            model.experts(layer, 8, 32)
+            model.dense(layer, width=32, suffix="_shexp")
+            if query_rank:
+                model.vector(at + "exp_probs_b.bias", 8)
+        model.norms(at + "attn_norm")
+        model.norms(at + "ffn_norm")
     return model.head_of_its_own()
 
 
@@ -342,7 +403,9 @@ MODELS = {
     "starcoder2": starcoder2, "gpt-oss": gpt_oss, "seed_oss": seed_oss,
     "internlm2": lambda: Model("internlm2").usual(bias="qkv").head_of_its_own(),
     "ernie4_5": lambda: Model("ernie4_5").usual(), "exaone": lambda: Model("exaone").usual(),
-    "arcee": lambda: Model("arcee").usual(dense=dict(gated=False)),
+    "deepseek2": lambda: deepseek2(3, 48), "deepseek2-lite": lambda: deepseek2(27, 0),
+    "qwen2vl": lambda: seeing(Model("qwen2vl")).usual(bias="qkv"), "qwen3vl": lambda: seeing(Model("qwen3vl")).usual(norms=HEADS),
+    "qwen3vlmoe": qwen3vlmoe, "ernie4_5-moe": ernie4_5_moe, "arcee": lambda: Model("arcee").usual(dense=dict(gated=False)),
 }
 
 
@@ -365,6 +428,8 @@ def write_file(model, path):
             writer.add_bool(key, value)
         elif isinstance(value, int):
             writer.add_uint32(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
         else:
@@ -378,10 +443,10 @@ def write_file(model, path):
 
 
 def described(path):
-    """The file's metadata with its types, as the test will write it."""
+    """The file's metadata with its types, as the test will write it; without arrays, which tell of pictures only."""
     names = {GGUFValueType.UINT32: "u32", GGUFValueType.FLOAT32: "f32", GGUFValueType.BOOL: "bool", GGUFValueType.STRING: "string"}
     fields = [(key, field) for key, field in GGUFReader(path).fields.items() if not key.startswith(("GGUF.", "tokenizer."))]
-    return [[key, names[field.types[0]], field.contents()] for key, field in fields]
+    return [[key, names[field.types[0]], field.contents()] for key, field in fields if field.types[0] in names]
 
 
 def main():
