@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use super::handshake::{self, CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES};
+use crate::provider::handshake::{self, CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES};
 use super::link::{Liveness, TcpLink};
 use crate::Effects;
 use crate::env::Instant;

@@ -6,7 +6,7 @@
 mod addresses;
 mod dial;
 mod door;
-mod handshake;
+
 mod link;
 #[cfg(test)]
 mod tests;
