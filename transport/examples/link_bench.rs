@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release --example link_bench`
 #![allow(clippy::print_stdout)]
+// A program of its own, not a part of a node.
+#![allow(clippy::disallowed_methods)]
 
 use std::error::Error;
 use std::sync::Arc;

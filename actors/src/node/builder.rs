@@ -15,7 +15,7 @@ use crate::catalog::CatalogSettings;
 use crate::compute::EngineCompute;
 use crate::discovery::beacon::SystemBeacon;
 use crate::env::{
-    Beacon, Clock, Compute, DirectoryStorage, Env, MemoryStorage, NetworkFactory, Rng, Spawner, Storage, SystemClock, SystemRng,
+    Beacon, BoxFuture, Clock, Compute, DirectoryStorage, Env, MemoryStorage, NetworkFactory, Rng, Spawner, Storage, SystemClock, SystemRng,
     SystemSpawner,
 };
 use crate::membership;
@@ -163,7 +163,13 @@ impl NodeBuilder {
     ///
     /// # Errors
     /// [`StartError`]; whatever had started is stopped again.
-    pub async fn start(self) -> Result<Node, StartError> {
+    pub fn start(self) -> BoxFuture<'static, Result<Node, StartError>> {
+        // Boxed here, so that every part of a node is compiled once, in this crate, and not again in each program that starts one.
+        Box::pin(self.run())
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the edge at which a node of a real machine is made")]
+    async fn run(self) -> Result<Node, StartError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let rng: Arc<dyn Rng> = Arc::new(SystemRng);
         let spawner: Arc<dyn Spawner> = Arc::new(SystemSpawner::new(tokio::runtime::Handle::current()));
@@ -174,10 +180,11 @@ impl NodeBuilder {
             None => CatalogSettings::from_process()?,
         };
 
+        let http = Arc::new(settings.http(&|name| std::env::var(name).ok()));
+
         let facts = Facts::read();
         let threads = self.threads.unwrap_or_else(|| facts.cores.max(1));
-        let compute =
-            self.compute.unwrap_or_else(|| Arc::new(EngineCompute::new(vec![survey::processor(&*clock, threads)], Arc::clone(&clock))));
+        let compute = self.compute.unwrap_or_else(|| Arc::new(EngineCompute::new(threads, Arc::clone(&clock))));
         let offered = self.memory.unwrap_or_else(|| survey::default_offer(&facts.memory));
         let incarnation = membership::next_incarnation(&*storage, &*rng)?;
         let mut card = facts.card(identity.node(), incarnation, offered, compute.devices());
@@ -196,7 +203,10 @@ impl NodeBuilder {
         let network = self.network.unwrap_or_else(|| Arc::new(Libp2pNetwork::default()));
         let beacon = (!self.quiet).then(|| self.beacon.unwrap_or_else(|| Arc::new(SystemBeacon::default())));
         let env = Env { clock, rng, spawner, network, storage, compute };
-        parts::start(parts::Settings {
+        // Finding the others does not wait for it.
+        let measure = Arc::clone(&env.compute);
+        let measured = env.blocking("shoal-measure", move || measure.measure());
+        let node = parts::start(parts::Settings {
             env,
             identity,
             incarnation,
@@ -210,9 +220,15 @@ impl NodeBuilder {
             mdns: !self.no_mdns,
             beacon,
             catalog: settings,
+            http,
             lock,
         })
-        .await
+        .await?;
+        match measured.await {
+            Ok(used) => node.membership().update_card(|card| card.devices = facts.devices(used)),
+            Err(reason) => tracing::warn!(target: "shoal::node", %reason, "the devices were not measured: plans assume ordinary ones"),
+        }
+        Ok(node)
     }
 }
 

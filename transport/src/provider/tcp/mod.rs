@@ -178,6 +178,7 @@ fn set_buffers(socket: &Socket, options: &TcpOptions) -> std::io::Result<()> {
 }
 
 /// Hands connections to the door until the provider stops.
+#[expect(clippy::disallowed_methods, reason = "a thread of real sockets, with nothing to wait on when the system has no descriptors")]
 fn take_in(listener: &TcpListener, newcomers: &SyncSender<(TcpStream, SocketAddr)>, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         match listener.accept() {
