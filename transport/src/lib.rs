@@ -3,7 +3,7 @@
 //! Control messages travel elsewhere; here go activations, keys and values, and the bytes of leased memory. From the
 //! bottom up:
 //!
-//! * [`provider`]: ways to reach a peer (TCP, or a peer in the same process). A provider hands out [`link::Link`]s,
+//! * [`provider`]: ways to reach a peer (TCP, memory shared with a process of the same machine, or a peer in the same process). A provider hands out [`link::Link`]s,
 //!   each proved by a one-time [`provider::Ticket`] that both ends were given over the control stream.
 //! * [`link`]: one authenticated connection that carries whole messages both ways, knows when its peer is gone, and can
 //!   be closed from any thread.

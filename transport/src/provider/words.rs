@@ -52,6 +52,15 @@ where
         if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left.clamp(Duration::from_millis(1), NAP)) }
     }
 
+    /// Bounds the next read by the deadline, for callers who read by themselves.
+    ///
+    /// # Errors
+    /// `TimedOut` at the deadline.
+    #[cfg(target_os = "linux")]
+    pub(super) fn bound(&self) -> std::io::Result<()> {
+        self.stream.bound_reads(self.left()?)
+    }
+
     /// Says `words`. The first bytes of a fresh connection fit its buffer, so this does not wait.
     pub(super) fn say(&self, words: &[u8]) -> std::io::Result<()> {
         self.stream.bound_writes(self.left()?)?;

@@ -38,7 +38,7 @@ impl Bell {
     /// Wakes whoever waits, now or next.
     pub(super) fn ring(&self) {
         // It can only fail if it has been rung 2⁶⁴ times and not been heard.
-        drop(rustix::io::write(&self.0, &1u64.to_ne_bytes()));
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     /// Waits for the bell or for the end of `anchor`, at most for `wait`.
@@ -53,7 +53,7 @@ impl Bell {
         let [bell, end] = [fds[0].revents(), fds[1].revents()];
         if !bell.is_empty() {
             let mut count = [0; 8];
-            drop(rustix::io::read(&self.0, &mut count));
+            let _ = rustix::io::read(&self.0, &mut count);
         }
         if end.is_empty() {
             return Ok(Woken::Look);

@@ -4,7 +4,7 @@
 //! `length` bytes; a message, a keep-alive or its echo. A record that the ring can hold is written whole or not at all;
 //! a longer one flows through while it is read.
 //!
-//! Whoever waits spins a little, lets others run a little, and then sleeps on its bell and on the socket that the link
+//! Whoever waits spins a little and then sleeps on its bell and on the socket that the link
 //! was made over. Nothing is said on that socket any more: it ends when the other process does, however it does.
 
 use std::fmt;
@@ -32,10 +32,9 @@ const PONG: u8 = 3;
 /// A long message is shown to the reader, and its room given back to the writer, in pieces of this size.
 const PIECE_BYTES: usize = 128 * 1024;
 
-/// How often a wait looks again before it lets others run.
-const SPINS: u32 = 2_000;
-/// How often it lets others run before it sleeps.
-const YIELDS: u32 = 50;
+/// How often a wait looks again before it sleeps: at most, where that has paid; at least, to find out whether it does.
+const SPINS_MAX: u32 = 4_000;
+const SPINS_MIN: u32 = 50;
 
 /// A message that moves more slowly than this, in bytes per second, is given up.
 const RATE_MIN: u64 = 128 * 1024;
@@ -54,26 +53,48 @@ pub(super) struct Bells {
 
 struct Receiving {
     ring: Reader,
+    patience: Patience,
     /// Since when nothing has come, as far as a reader saw.
     quiet_since: Option<Instant>,
 }
 
-/// A pause that begins busily and ends asleep.
-struct Pause(u32);
+/// How long waits of one kind spin before they sleep. Spinning that was for nothing halves it, spinning that paid doubles it: with a
+/// core for each end it stays long, and on a busy machine, where it takes from the other end the time to answer, it becomes short.
+struct Patience {
+    spins: u32,
+}
 
-impl Pause {
-    /// Passes a moment; `false` when it is time to sleep.
-    fn busy(&mut self) -> bool {
-        self.0 += 1;
-        if self.0 <= SPINS {
-            std::hint::spin_loop();
-        } else if self.0 <= SPINS + YIELDS {
-            std::thread::yield_now();
-        } else {
-            return false;
-        }
-        true
+impl Patience {
+    const fn new() -> Self {
+        Self { spins: SPINS_MAX }
     }
+
+    /// Spins once more, or says `false` when it is time to sleep. `spun` counts a wait's spins.
+    fn spin(&mut self, spun: &mut u32) -> bool {
+        if *spun < self.spins {
+            *spun += 1;
+            std::hint::spin_loop();
+            return true;
+        }
+        if *spun == self.spins {
+            // The first time that this wait comes here.
+            *spun = u32::MAX;
+            self.spins = (self.spins / 2).max(SPINS_MIN);
+        }
+        false
+    }
+
+    /// Learns from a wait that is over.
+    fn over(&mut self, spun: u32) {
+        if spun > 0 && spun < u32::MAX {
+            self.spins = (self.spins * 2).min(SPINS_MAX);
+        }
+    }
+}
+
+struct Sending {
+    ring: Writer,
+    patience: Patience,
 }
 
 /// One end of a link.
@@ -85,7 +106,7 @@ pub(super) struct ShmLink {
     silence_max: Duration,
     receive_max: usize,
     send_max: usize,
-    writer: Gate<Writer>,
+    writer: Gate<Sending>,
     reader: Gate<Receiving>,
     ended: Mutex<Option<CloseReason>>,
     is_ended: AtomicBool,
@@ -129,8 +150,8 @@ impl ShmLink {
             silence_max,
             receive_max,
             send_max,
-            writer: Gate::new(Writer::new(Arc::clone(&segment), lane)),
-            reader: Gate::new(Receiving { ring: Reader::new(segment, 1 - lane), quiet_since: None }),
+            writer: Gate::new(Sending { ring: Writer::new(Arc::clone(&segment), lane), patience: Patience::new() }),
+            reader: Gate::new(Receiving { ring: Reader::new(segment, 1 - lane), patience: Patience::new(), quiet_since: None }),
             ended: Mutex::new(None),
             is_ended: AtomicBool::new(false),
             sent: AtomicU64::new(0),
@@ -187,10 +208,11 @@ impl ShmLink {
     /// Sends a short record if there is room for it now.
     fn note(&self, kind: u8, stamp: u64) {
         let Some(mut writer) = self.writer.try_enter() else { return };
+        let writer = &mut writer.ring;
         if writer.room().is_ok_and(|room| room >= NOTE_BYTES) {
             writer.write(&prefix(STAMP_BYTES as u32, kind));
             writer.write(&stamp.to_le_bytes());
-            self.show(&mut writer);
+            self.show(writer);
         }
     }
 
@@ -202,16 +224,18 @@ impl ShmLink {
     }
 
     /// Waits until the ring has room for `bytes`, which it can hold.
-    fn await_room(&self, writer: &mut Writer, bytes: usize, deadline: Instant) -> Result<(), SendError> {
-        let mut pause = Pause(0);
+    fn await_room(&self, sending: &mut Sending, bytes: usize, deadline: Instant) -> Result<(), SendError> {
+        let Sending { ring: writer, patience } = sending;
+        let mut spun = 0;
         loop {
             if self.has_ended() {
                 return Err(self.reason().into());
             }
             if writer.room().map_err(|odd| self.scribbled(odd))? >= bytes {
+                patience.over(spun);
                 return Ok(());
             }
-            if pause.busy() {
+            if patience.spin(&mut spun) {
                 continue;
             }
             let Some(wait) = nap(self.clock.now(), deadline) else { return Err(SendError::Deadline) };
@@ -223,22 +247,23 @@ impl ShmLink {
     }
 
     /// Writes a piece of a record that has begun, for which there may be no room yet.
-    fn write_on(&self, writer: &mut Writer, mut bytes: &[u8], deadline: Instant) -> Result<(), SendError> {
+    fn write_on(&self, sending: &mut Sending, mut bytes: &[u8], deadline: Instant) -> Result<(), SendError> {
         while !bytes.is_empty() {
-            let mut room = writer.room().map_err(|odd| self.scribbled(odd))?;
+            let mut room = sending.ring.room().map_err(|odd| self.scribbled(odd))?;
             if room == 0 {
-                self.show(writer);
-                self.await_room(writer, bytes.len().min(PIECE_BYTES).min(writer.ring_bytes()), deadline).map_err(|error| match error {
+                self.show(&mut sending.ring);
+                let some = bytes.len().min(PIECE_BYTES).min(sending.ring.ring_bytes());
+                self.await_room(sending, some, deadline).map_err(|error| match error {
                     // The peer has seen its beginning.
                     SendError::Deadline => self.end(CloseReason::Stalled).into(),
                     other => other,
                 })?;
-                room = writer.room().map_err(|odd| self.scribbled(odd))?;
+                room = sending.ring.room().map_err(|odd| self.scribbled(odd))?;
             }
             let (now, later) = bytes.split_at(bytes.len().min(room).min(PIECE_BYTES));
-            writer.write(now);
-            if writer.unpublished() >= PIECE_BYTES {
-                self.show(writer);
+            sending.ring.write(now);
+            if sending.ring.unpublished() >= PIECE_BYTES {
+                self.show(&mut sending.ring);
             }
             bytes = later;
         }
@@ -247,7 +272,7 @@ impl ShmLink {
 
     /// Waits until `bytes` can be read.
     fn await_bytes(&self, receiving: &mut Receiving, bytes: usize, deadline: Instant) -> Result<usize, RecvError> {
-        let mut pause = Pause(0);
+        let mut spun = 0;
         let before = receiving.ring.ready().map_err(|odd| self.scribbled(odd))?;
         loop {
             // What the peer wrote before it went is still to be had, so whether it went is looked at first.
@@ -257,12 +282,13 @@ impl ShmLink {
                 receiving.quiet_since = None;
             }
             if ready >= bytes {
+                receiving.patience.over(spun);
                 return Ok(ready);
             }
             if ended {
                 return Err(self.reason().into());
             }
-            if pause.busy() {
+            if receiving.patience.spin(&mut spun) {
                 continue;
             }
             let now = self.clock.now();
@@ -339,18 +365,18 @@ impl Link for ShmLink {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let length = u32::try_from(bytes).ok().filter(|_| bytes <= self.send_max);
         let Some(length) = length else { return Err(SendError::TooLong { bytes, limit: self.send_max }) };
-        let Some(mut writer) = self.writer.enter(&*self.clock, deadline) else { return Err(SendError::Deadline) };
-        let writer = &mut *writer;
+        let Some(mut sending) = self.writer.enter(&*self.clock, deadline) else { return Err(SendError::Deadline) };
+        let sending = &mut *sending;
         let record = PREFIX_BYTES + bytes;
-        let ring = writer.ring_bytes();
+        let ring = sending.ring.ring_bytes();
         // A long one begins when it can make some way at once.
         let room = if record <= ring { record } else { ring / 2 };
-        self.await_room(writer, room, deadline)?;
-        writer.write(&prefix(length, MESSAGE));
+        self.await_room(sending, room, deadline)?;
+        sending.ring.write(&prefix(length, MESSAGE));
         for part in parts {
-            self.write_on(writer, part, deadline)?;
+            self.write_on(sending, part, deadline)?;
         }
-        self.show(writer);
+        self.show(&mut sending.ring);
         self.sent.fetch_add(u64::from(length), Ordering::Relaxed);
         Ok(())
     }
