@@ -219,12 +219,15 @@ mod tests {
 
     use super::*;
 
+    /// Messages under way, by sender and receiver.
+    type Queues = BTreeMap<(usize, usize), VecDeque<(What, Range<usize>, Vec<f32>)>>;
+
     /// Runs all ranks' steps against queues of `slots` messages, one step of a rank at a time in the order that `turns` says. Gives what
     /// each rank has in the end.
     fn run(steps: Vec<Vec<Step>>, own: &[Vec<f32>], slots: usize, turns: &[u8]) -> Vec<Vec<f32>> {
         let ranks = own.len();
         let mut sums: Vec<Vec<f32>> = own.iter().map(|own| vec![f32::NAN; own.len()]).collect();
-        let mut queues: BTreeMap<(usize, usize), VecDeque<(What, Range<usize>, Vec<f32>)>> = BTreeMap::new();
+        let mut queues = Queues::new();
         let mut at = vec![0; ranks];
         let (mut stuck, mut turn) = (0, 0);
         while stuck < ranks * 300 {

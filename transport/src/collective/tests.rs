@@ -15,8 +15,10 @@ use crate::testing::{effects, soon};
 
 const MESSAGE: usize = 256;
 
+type Pair = (Box<dyn Provider>, Box<dyn Provider>);
+
 /// A group whose pair of ranks `(i, j)` is linked by what `provider(i, j)` gives, if anything.
-fn group(effects: &Effects, ranks: usize, provider: impl Fn(usize, usize) -> Option<(Box<dyn Provider>, Box<dyn Provider>)>) -> Vec<Group> {
+fn group(effects: &Effects, ranks: usize, provider: impl Fn(usize, usize) -> Option<Pair>) -> Vec<Group> {
     let options = ChannelOptions { slot_bytes: MESSAGE as u32, slots: IN_FLIGHT };
     let mut ends: Vec<Vec<Option<(Sender, Receiver)>>> = (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
     for one in 0..ranks {
@@ -37,12 +39,12 @@ fn group(effects: &Effects, ranks: usize, provider: impl Fn(usize, usize) -> Opt
     ends.into_iter().enumerate().map(|(rank, peers)| Group::new(rank, peers, MESSAGE).unwrap()).collect()
 }
 
-fn memory(effects: &Effects) -> (Box<dyn Provider>, Box<dyn Provider>) {
+fn memory(effects: &Effects) -> Pair {
     let fabric = MemoryFabric::new(&SystemRng, Shape::default());
     (Box::new(MemoryProvider::new(effects.clone(), &fabric)), Box::new(MemoryProvider::new(effects.clone(), &fabric)))
 }
 
-fn tcp(effects: &Effects) -> (Box<dyn Provider>, Box<dyn Provider>) {
+fn tcp(effects: &Effects) -> Pair {
     let start = || {
         let options =
             TcpOptions { listen: vec!["127.0.0.1:0".parse().unwrap()], silence_max: Duration::from_secs(60), ..TcpOptions::default() };
@@ -85,7 +87,7 @@ fn sums<E: Element>(groups: &mut [Group], schedule: Schedule, elements: usize, s
 #[test]
 fn every_schedule_and_number_gives_the_same_bits_on_any_mix_of_links() {
     let effects = effects();
-    let mixed = |one: usize, two: usize| Some(if (one + two) % 2 == 0 { memory(&effects) } else { tcp(&effects) });
+    let mixed = |one: usize, two: usize| Some(if (one + two).is_multiple_of(2) { memory(&effects) } else { tcp(&effects) });
     for ranks in [1, 2, 3, 5] {
         let mut groups = group(&effects, ranks, mixed);
         for schedule in [Schedule::Exchange, Schedule::Scatter, Schedule::Chain] {
