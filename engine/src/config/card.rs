@@ -1,7 +1,7 @@
 //! The sizes that a planner needs.
 
 use super::tensors::Kind;
-use super::{ConfigError, DecoderConfig, Part};
+use super::{ConfigError, DecoderConfig, Experts, Part};
 use crate::card::ModelCard;
 use crate::gguf::Gguf;
 use crate::kernels::matrix_bytes;
@@ -45,8 +45,7 @@ impl ModelCard {
             heads: config.heads as u32,
             kv_heads: config.kv_heads as u32,
             head_dim: config.key_length as u32,
-            feed_forward: if config.feed_forward > 0 { config.feed_forward } else { config.experts.as_ref().map_or(0, |e| e.feed_forward) }
-                as u32,
+            feed_forward: config.feed_forward.max(config.experts.as_ref().map_or(0, Experts::width)).min(u32::MAX as usize) as u32,
             vocabulary: config.vocabulary as u32,
             context_tokens: config.context_tokens as u32,
             embedding_bytes: bytes(&[(&embedding, end)]),

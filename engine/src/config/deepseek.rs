@@ -1,16 +1,13 @@
-//! DeepSeek 2 and 3 and what is built like them, e.g. Kimi K2.
+//! DeepSeek 2 and 3 and what is built like them, e.g. Kimi K2 and Mistral Large 3.
 
 use super::hyper::Hyper;
 use super::rope::natural_log;
-use super::{ConfigError, DecoderConfig, Latent, NormKind, RopeLayout, Weighting};
+use super::{ConfigError, DecoderConfig, Growth, Latent, NormKind, RopeLayout, Weighting};
 
 /// Latent attention, and experts after some dense layers.
 pub(super) fn deepseek2(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
     const KEY: &str = "attention.key_length_mla";
     let gguf = hyper.gguf();
-    if hyper.positive_or_zero("attention.temperature_scale")?.is_some() {
-        return Err(hyper.unsupported("queries that grow with their position"));
-    }
     let Some(key_length) = hyper.count_if_any(KEY)? else {
         return Err(hyper.unsupported("a conversion from before keys and values were split; take a newer one"));
     };
@@ -29,13 +26,14 @@ pub(super) fn deepseek2(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError>
 
     // Where the context was stretched scores grow, by what the file says or as the rotary embedding does.
     let rope = &mut config.ropes[0];
-    let mut growth = f64::from(rope.magnitude);
+    let mut stretched = f64::from(rope.magnitude);
     if rope.yarn.is_some()
         && let Some(by) = hyper.positive_or_zero("rope.scaling.yarn_log_multiplier")?
     {
         rope.magnitude = hyper.positive_or_zero("rope.scaling.attn_factor")?.unwrap_or(1.0);
-        growth = f64::from(rope.magnitude) * (1.0 - f64::from(by) * natural_log(f64::from(rope.scale)));
+        stretched = f64::from(rope.magnitude) * (1.0 - f64::from(by) * natural_log(f64::from(rope.scale)));
     }
-    config.attention_scale = (growth * growth / (key_length as f64).sqrt()) as f32;
+    config.attention_growth = Growth::read(hyper, None)?;
+    config.attention_scale = (stretched * stretched / (key_length as f64).sqrt()) as f32;
     config.map_layers(|tensors, layer| tensors.with_latent(gguf, layer)).with_experts(hyper, Weighting::Softmax, false)
 }

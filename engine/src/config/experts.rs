@@ -42,6 +42,11 @@ pub struct Experts {
 const SMALLEST_SUM: f64 = 6.103_515_625e-5;
 
 impl Experts {
+    /// Width of all that a token goes through, in elements.
+    pub fn width(&self) -> usize {
+        self.used.saturating_mul(self.feed_forward).saturating_add(self.shared_feed_forward)
+    }
+
     /// Chooses experts for a token: their numbers, ascending, and their weights. `bias` is added to weights when they are compared.
     ///
     /// Of the same weight the expert with the lower number is taken. Computed in double precision from additions, multiplications and

@@ -1,7 +1,8 @@
 //! Llama, and what is built like it.
 
 use super::hyper::Hyper;
-use super::{Activation, ConfigError, DecoderConfig, NormKind, NormTensors, RopeLayout, Weighting};
+use super::rope::original_tokens;
+use super::{Activation, ConfigError, DecoderConfig, Growth, NormKind, NormTensors, RopeLayout, Weighting};
 
 fn interleaved(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
     DecoderConfig::usual(hyper, RopeLayout::Interleaved, NormKind::RootMeanSquare)
@@ -23,12 +24,11 @@ pub(super) fn read(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
     config.with_experts_if_any(hyper, Weighting::Softmax, true)
 }
 
-/// Mistral's models from Ministral 3 on.
+/// Mistral's models from Ministral 3 on: queries grow with their position, if the file says so.
 pub(super) fn mistral3(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
-    if hyper.positive_or_zero("attention.temperature_scale")?.is_some() {
-        return Err(hyper.unsupported("queries that grow with their position"));
-    }
-    read(hyper)
+    let config = read(hyper)?;
+    let every = original_tokens(hyper)?;
+    Ok(DecoderConfig { attention_growth: Growth::read(hyper, Some(every))?, ..config })
 }
 
 /// SmolLM 3: every fourth layer turns nothing.

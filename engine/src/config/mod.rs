@@ -26,6 +26,7 @@ mod usual;
 pub use error::ConfigError;
 pub use experts::{Experts, Weighting};
 pub(crate) use rope::exponential;
+use rope::natural_log;
 pub use rope::{LongFactors, Rope, RopeLayout, Yarn};
 pub use tensors::{
     DenseTensors, ExpertTensors, FeedForward, HeadTensors, LatentTensors, LayerTensors, ModelTensors, NormTensors, Part, Projections,
@@ -97,6 +98,34 @@ pub enum NormKind {
     Layer,
 }
 
+/// How queries grow with their position, so that attention stays sharp over long contexts: at position `p` by the factor
+/// `1 + by · ln(1 + ⌊p / every⌋)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Growth {
+    /// See above.
+    pub by: f32,
+    /// Positions that have the same factor.
+    pub every: usize,
+}
+
+impl Growth {
+    /// The factor at a position, the same on every machine.
+    pub fn at(&self, position: usize) -> f32 {
+        (1.0 + f64::from(self.by) * natural_log(1.0 + (position / self.every) as f64)) as f32
+    }
+
+    /// Reads it, if there is any; `every` is what the file does not say.
+    fn read(hyper: &Hyper<'_>, every: Option<usize>) -> Result<Option<Growth>, ConfigError> {
+        const EVERY: &str = "attention.temperature_length";
+        let Some(by) = hyper.positive_or_zero("attention.temperature_scale")? else { return Ok(None) };
+        let every = match every {
+            Some(every) => every,
+            None => hyper.count(EVERY)?,
+        };
+        Ok(Some(Growth { by, every }))
+    }
+}
+
 /// Lengths of latent attention (DeepSeek-AI, "DeepSeek-V2", 2024).
 ///
 /// Of a row only a short vector of `rank` elements is kept, and `turned` elements of a key that all heads share. A head's key is made of the
@@ -158,6 +187,8 @@ pub struct DecoderConfig {
     pub embedding_scale: f32,
     /// What products of queries and keys are multiplied with before the softmax.
     pub attention_scale: f32,
+    /// How queries grow with their position.
+    pub attention_growth: Option<Growth>,
     /// Scores become `cap · tanh(score / cap)` before the softmax.
     pub attention_softcap: Option<f32>,
     /// What a layer's parts are multiplied with before they are added to the row.

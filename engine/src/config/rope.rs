@@ -133,7 +133,7 @@ impl Rope {
 }
 
 /// The context before it was stretched.
-fn original_tokens(hyper: &Hyper<'_>) -> Result<usize, ConfigError> {
+pub(super) fn original_tokens(hyper: &Hyper<'_>) -> Result<usize, ConfigError> {
     match hyper.count_or_zero("rope.scaling.original_context_length")? {
         Some(tokens) => Ok(tokens),
         None => hyper.count("context_length"),

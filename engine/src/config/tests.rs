@@ -333,6 +333,7 @@ fn experts_are_read_and_counted() {
     assert_eq!((experts.count, experts.used, experts.feed_forward, experts.normalised), (8, 2, 64, true));
     assert!(matches!(config.layer_tensors[1].feed_forward, FeedForward::Experts(_)));
     let card = ModelCard::of(&config, &gguf);
+    assert_eq!(card.feed_forward, 2 * 64);
     let attention = 32 * 32 * 2 + 32 * 16 * 2;
     assert_eq!(card.layer_bytes[0], 2 * 32 * 4 + attention * 18 / 32 + 3 * 8 * 32 * 64 * 18 / 32 + 32 * 16 * 4);
     let many = model.clone().with("expert_used_count", Value::U32(9)).error();

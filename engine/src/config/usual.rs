@@ -50,6 +50,7 @@ impl DecoderConfig {
             whole_row_norms: false,
             embedding_scale: 1.0,
             attention_scale: 1.0 / (key_length as f32).sqrt(),
+            attention_growth: None,
             attention_softcap: None,
             residual_scale: 1.0,
             parallel: false,

@@ -133,10 +133,19 @@ pub struct AttentionShape {
     pub heads: usize,
     /// What scores are multiplied with before the softmax.
     pub scale: f32,
+    /// How that grows with a row's position.
+    pub growth: Option<config::Growth>,
     /// Scores become `cap · tanh(score / cap)` then.
     pub softcap: Option<f32>,
     /// How many positions a row sees, itself included; all before it if not given.
     pub window: Option<usize>,
+}
+
+impl AttentionShape {
+    /// What scores of a row at this position are multiplied with.
+    pub fn scale_at(&self, position: usize) -> f32 {
+        self.growth.map_or(self.scale, |growth| self.scale * growth.at(position))
+    }
 }
 
 /// What becomes of logits.

@@ -328,7 +328,8 @@ pub(super) fn attend<B: Backend>(
         let queries = B::float_select(queries.clone(), 0, mine);
         let queries = B::float_permute(reshape::<B>(queries, &[count, kv_heads, share, key_length]), &[1, 2, 0, 3]);
         let queries = reshape::<B>(queries, &[kv_heads, share * count, key_length]);
-        let scores = B::float_mul_scalar(B::float_matmul(queries, keys), scalar(shape.scale));
+        let scales = (0..share).flat_map(|_| (0..count).map(|row| shape.scale_at(run.start() + row))).collect();
+        let scores = B::float_mul(B::float_matmul(queries, keys), tensor::<B>(&device, scales, &[1, share * count, 1]));
         let scores = capped::<B>(scores, shape.softcap);
         let mask = (0..share).flat_map(|_| 0..count).flat_map(|row| {
             let now = run.start() + row;

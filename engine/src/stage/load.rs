@@ -318,6 +318,7 @@ impl<D> Loader<'_, D> {
             attention: AttentionShape {
                 heads: config.heads,
                 scale: config.attention_scale,
+                growth: config.attention_growth,
                 softcap: config.attention_softcap,
                 window: config.windows[layer],
             },

@@ -240,7 +240,8 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
     for (j, q) in q.iter_mut().enumerate() {
         *q = &scratch.queries[j * key_length..][..key_length];
     }
-    let scale = s.splat(shape.scale);
+    // A query's own position is the last that it sees.
+    let scales = queries.map(|query| s.splat(shape.scale_at(query.end - 1)));
     for base in (0..len).step_by(PAGE_TOKENS) {
         let keys = &all_keys[Pages::key_head(kv, run.page(origin + base), piece.head)];
         let (keys, _) = keys.as_chunks::<PAGE_TOKENS>();
@@ -258,7 +259,7 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
             for j in 0..M {
                 let to = &mut scratch.scores[j * len + base + first * LANES..][..W * LANES];
                 for (to, sum) in to.as_chunks_mut::<LANES>().0.iter_mut().zip(sums[j]) {
-                    let score = s.mul(sum, scale);
+                    let score = s.mul(sum, scales[j]);
                     s.store(shape.softcap.map_or(score, |cap| softcap(s, score, cap)), to);
                 }
             }

@@ -248,7 +248,7 @@ impl Case {
         let mut numbers = Numbers::new(seed);
         let widths = [heads * kv.key_length, kv.kv_heads * kv.key_length, kv.kv_heads * kv.value_length];
         Self {
-            shape: AttentionShape { heads, scale: 1.5 / (kv.key_length as f32).sqrt(), softcap: None, window },
+            shape: AttentionShape { heads, scale: 1.5 / (kv.key_length as f32).sqrt(), growth: None, softcap: None, window },
             kv,
             rope: Rope::plain(layout, kv.key_length / 4 * 2, 10_000.0),
             weights: HeadWeights {
@@ -352,6 +352,7 @@ fn bounded_scores_sinks_and_norms_of_rows_agree() {
     let whole = |size, seed| Some(norm(size, seed));
     case.weights = HeadWeights { query_norm: whole(128, 1), key_norm: whole(64, 2), sinks: None };
     case.shape.softcap = None;
+    case.shape.growth = Some(config::Growth { by: 0.5, every: 16 });
     case.rope.magnitude = 1.2;
     case.check();
     case.rope.dimension = 0;

@@ -175,7 +175,8 @@ def mixtral():
 
 
 def mistral3():
-    return yarn(Model("mistral3", say_head=True), yarn_beta_fast=16.0, yarn_beta_slow=0.5, yarn_log_multiplier=1.0).usual()
+    model = Model("mistral3", say_head=True).set("attention.temperature_scale", 0.3)
+    return yarn(model, yarn_beta_fast=16.0, yarn_beta_slow=0.5, yarn_log_multiplier=1.0).usual()
 
 
 def qwen2():
@@ -303,6 +304,7 @@ def deepseek2(layers, query_rank):
     model.set("leading_dense_block_count", layers - 1)
     if query_rank:
         model.set("attention.q_lora_rank", query_rank)
+        model.set("attention.temperature_scale", 0.3).set("attention.temperature_length", 10)
         yarn(model, yarn_log_multiplier=0.08).set("expert_weights_scale", 1.5).set("expert_weights_norm", True)
         model.set("expert_gating_func", 2).set("expert_group_count", 4).set("expert_group_used_count", 2)
     for layer in range(layers):
