@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::math::{exp, max_lanes, padded, rms_factor, sum_lanes};
+use super::math::{RowNorm, exp, max_lanes, normalise_in_place, padded, softcap, sum_lanes};
 use super::multiply::each_share;
 use super::pages::Pages;
 use super::pool::{Parts, Pool};
@@ -29,10 +29,12 @@ const SMALLEST_EXPONENT: f32 = -87.0;
 pub(crate) struct Attention<'a> {
     /// Heads, scale, window.
     pub(crate) shape: &'a AttentionShape,
-    /// Weight and epsilon of the norm of query heads.
-    pub(crate) query_norm: Option<(&'a [f32], f32)>,
-    /// Weight and epsilon of the norm of key heads.
-    pub(crate) key_norm: Option<(&'a [f32], f32)>,
+    /// A score for each head that gives nothing.
+    pub(crate) sinks: Option<&'a [f32]>,
+    /// Norm of query heads.
+    pub(crate) query_norm: Option<RowNorm<'a>>,
+    /// Norm of key heads.
+    pub(crate) key_norm: Option<RowNorm<'a>>,
     /// Angles of the rows.
     pub(crate) rotation: &'a Rotation,
     /// The rows' places.
@@ -103,12 +105,9 @@ struct Piece<'a> {
 
 /// Normalises and turns a head, as the architecture asks.
 #[inline(always)]
-fn place_head<S: Simd>(s: S, head: &mut [f32], norm: Option<(&[f32], f32)>, rotation: &Rotation, row: usize) {
-    if let Some((weight, epsilon)) = norm {
-        let factor = rms_factor(s, head, epsilon);
-        for (value, weight) in head.iter_mut().zip(weight) {
-            *value = *value * factor * weight;
-        }
+fn place_head<S: Simd>(s: S, head: &mut [f32], norm: Option<RowNorm<'_>>, rotation: &Rotation, row: usize) {
+    if let Some(norm) = norm {
+        normalise_in_place(s, head, norm);
     }
     let (cos, sin) = rotation.row(row);
     let pairs = cos.len();
@@ -241,7 +240,8 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
     for (j, q) in q.iter_mut().enumerate() {
         *q = &scratch.queries[j * key_length..][..key_length];
     }
-    let scale = s.splat(shape.scale);
+    // A query's own position is the last that it sees.
+    let scales = queries.map(|query| s.splat(shape.scale_at(query.end - 1)));
     for base in (0..len).step_by(PAGE_TOKENS) {
         let keys = &all_keys[Pages::key_head(kv, run.page(origin + base), piece.head)];
         let (keys, _) = keys.as_chunks::<PAGE_TOKENS>();
@@ -259,7 +259,8 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
             for j in 0..M {
                 let to = &mut scratch.scores[j * len + base + first * LANES..][..W * LANES];
                 for (to, sum) in to.as_chunks_mut::<LANES>().0.iter_mut().zip(sums[j]) {
-                    s.store(s.mul(sum, scale), to);
+                    let score = s.mul(sum, scales[j]);
+                    s.store(shape.softcap.map_or(score, |cap| softcap(s, score, cap)), to);
                 }
             }
         }
@@ -275,7 +276,13 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
         for scores in scores.iter() {
             largest = s.max(largest, s.load(scores));
         }
-        let largest = s.splat(max_lanes(s, largest));
+        let mut largest = max_lanes(s, largest);
+        let sink = attention.sinks.map(|sinks| sinks[queries[j].head]);
+        if let Some(sink) = sink.filter(|sink| *sink > largest) {
+            largest = sink;
+        }
+        let top = largest;
+        let largest = s.splat(largest);
         let mut sum = s.splat(0.0);
         for scores in scores {
             let exponent = s.sub(s.load(scores), largest);
@@ -283,7 +290,13 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
             sum = s.add(sum, weight);
             s.store(weight, scores);
         }
-        inverse[j] = 1.0 / sum_lanes(s, sum);
+        let mut sum = sum_lanes(s, sum);
+        if let Some(sink) = sink {
+            let mut lanes = [0.0; LANES];
+            s.store(exp(s, s.splat(sink - top)), &mut lanes);
+            sum += lanes[0];
+        }
+        inverse[j] = 1.0 / sum;
     }
 
     let mut weights = [&scratch.scores[..0]; M];

@@ -2,7 +2,7 @@
 //! before it is written.
 
 use super::activations::{ActivationBlock, quantise};
-use super::math::{gelu, rms_norm, silu};
+use super::math::{RowNorm, activate, normalise};
 use super::packed::{GROUP, Input, PackedMatrix};
 use super::pool::{Parts, Pool, share};
 use super::simd::{BLOCK, Isa, LANES, Op, Simd};
@@ -24,7 +24,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Makes rows of `columns` elements ready: normalised with `norm` (weight and epsilon) if given, in blocks if
+    /// Makes rows of `columns` elements ready: normalised with `norm` if given, in blocks if
     /// `in_blocks`, as they are if `as_floats`.
     pub(crate) fn fill(
         &mut self,
@@ -32,7 +32,7 @@ impl Prepared {
         isa: Isa,
         x: &[f32],
         columns: usize,
-        norm: Option<(&[f32], f32)>,
+        norm: Option<RowNorm<'_>>,
         (in_blocks, as_floats): (bool, bool),
     ) {
         let rows = x.len() / columns;
@@ -73,7 +73,7 @@ pub(crate) fn each_share(pool: &mut Pool, items: usize, shared: bool, work: impl
 struct PrepareRows<'a> {
     x: &'a [f32],
     columns: usize,
-    norm: Option<(&'a [f32], f32)>,
+    norm: Option<RowNorm<'a>>,
     per_row: usize,
     blocks: &'a mut [ActivationBlock],
     kept: usize,
@@ -90,7 +90,7 @@ impl Op for PrepareRows<'_> {
             if self.kept > 0 {
                 let kept = &mut self.floats[i * self.kept..][..self.kept];
                 match self.norm {
-                    Some((weight, epsilon)) => rms_norm(s, row, weight, epsilon, kept),
+                    Some(norm) => normalise(s, row, norm, kept),
                     None => kept.copy_from_slice(row),
                 }
                 row = kept;
@@ -107,10 +107,12 @@ impl Op for PrepareRows<'_> {
 pub(crate) enum Finish<'a> {
     /// It is written as it is.
     Set,
-    /// It is added to what is there.
-    Add,
-    /// It goes through the activation and is multiplied with the product of this second matrix, of the same shape.
-    Gate(Activation, &'a PackedMatrix),
+    /// Times this it is added to what is there.
+    Add(f32),
+    /// It goes through the activation.
+    Activate(Activation),
+    /// It goes through the activation and opens the product of this second matrix, of the same shape, with its bias.
+    Gate(Activation, &'a PackedMatrix, Option<&'a [f32]>),
 }
 
 /// One matrix to multiply with.
@@ -121,7 +123,9 @@ pub(crate) struct Product<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// What then.
     pub(crate) finish: Finish<'a>,
-    /// Where to: rows of as many elements as the matrix has rows.
+    /// Which of the prepared rows; all if not given.
+    pub(crate) rows: Option<std::ops::Range<usize>>,
+    /// Where to: rows of as many elements as the matrix has rows, for each of the rows that it takes.
     pub(crate) out: Parts<'a, f32>,
 }
 
@@ -138,9 +142,13 @@ pub(crate) fn multiply(pool: &mut Pool, isa: Isa, prepared: &Prepared, products:
             for product in products {
                 let count = product.matrix.groups();
                 let (start, end) = (mine.start.max(before), mine.end.min(before + count));
-                if start < end {
+                let mut rows = rows.clone();
+                if let Some(mine) = &product.rows {
+                    rows = rows.start.max(mine.start)..rows.end.min(mine.end);
+                }
+                if start < end && !rows.is_empty() {
                     let groups = start - before..end - before;
-                    isa.run(MultiplyGroups { input: &input, product, groups, rows: rows.clone() });
+                    isa.run(MultiplyGroups { input: &input, product, groups, rows });
                 }
                 before += count;
             }
@@ -178,33 +186,44 @@ impl Op for MultiplyGroups<'_> {
 impl MultiplyGroups<'_> {
     #[inline(always)]
     fn tile<S: Simd, const T: usize>(&self, s: S, group: usize, first: usize) {
-        let Product { matrix, bias, finish, out } = self.product;
+        let Product { matrix, bias, finish, rows, out } = self.product;
+        let skipped = rows.as_ref().map_or(0, |rows| rows.start);
         let first_lane = group * GROUP;
         let lanes = GROUP.min(matrix.rows() - first_lane);
         let mut totals = matrix.tile::<S, T>(s, group, self.input, first);
-        if let Some(bias) = bias {
+        let add_bias = |totals: &mut [S::F; T], bias: &[f32]| {
             let mut padded = [0.0; LANES];
             padded[..lanes].copy_from_slice(&bias[first_lane..first_lane + lanes]);
             let bias = s.load(&padded);
-            for total in &mut totals {
+            for total in totals {
                 *total = s.add(*total, bias);
             }
+        };
+        if let Some(bias) = bias {
+            add_bias(&mut totals, bias);
         }
-        if let Finish::Gate(activation, up) = finish {
-            let up = up.tile::<S, T>(s, group, self.input, first);
-            for t in 0..T {
-                let gate = match activation {
-                    Activation::Silu => silu(s, totals[t]),
-                    Activation::GeluTanh => gelu(s, totals[t]),
-                };
-                totals[t] = s.mul(gate, up[t]);
+        let mut add = false;
+        match finish {
+            Finish::Set => {}
+            Finish::Add(scale) => {
+                add = true;
+                totals = totals.map(|total| s.mul(total, s.splat(*scale)));
+            }
+            Finish::Activate(activation) => totals = totals.map(|total| activate(s, *activation, total, None)),
+            Finish::Gate(activation, up, up_bias) => {
+                let mut ups = up.tile::<S, T>(s, group, self.input, first);
+                if let Some(bias) = up_bias {
+                    add_bias(&mut ups, bias);
+                }
+                for t in 0..T {
+                    totals[t] = activate(s, *activation, totals[t], Some(ups[t]));
+                }
             }
         }
         for (t, total) in totals.into_iter().enumerate() {
-            let start = (first + t) * matrix.rows() + first_lane;
+            let start = (first - skipped + t) * matrix.rows() + first_lane;
             // SAFETY: a group of a matrix's rows is one thread's, and no other product writes to this buffer.
             let out = unsafe { out.part(start..start + lanes) };
-            let add = matches!(finish, Finish::Add);
             if let Ok(out) = <&mut [f32; LANES]>::try_from(&mut *out) {
                 s.store(if add { s.add(total, s.load(out)) } else { total }, out);
             } else {

@@ -31,11 +31,11 @@ pub(super) trait Format: Pod + Send + Sync {
     fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]);
 }
 
-fn half_bits(bytes: &[u8]) -> u16 {
+pub(super) fn half_bits(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-fn half(bits: u16) -> f32 {
+pub(super) fn half(bits: u16) -> f32 {
     f16::from_bits(bits).to_f32()
 }
 
@@ -47,13 +47,13 @@ fn place(row: usize, element: usize) -> (usize, usize, usize) {
     (64 * j + 4 * row + i, 4 * row + i, 4 * half + j)
 }
 
-fn put_low(low: &mut [u8; 256], row: usize, element: usize, value: u8) {
+pub(super) fn put_low(low: &mut [u8; 256], row: usize, element: usize, value: u8) {
     let (byte, _, bit) = place(row, element);
     let shift = bit / 4 * 4;
     low[byte] = low[byte] & !(15 << shift) | (value & 15) << shift;
 }
 
-fn low(low: &[u8; 256], row: usize, element: usize) -> u8 {
+pub(super) fn low(low: &[u8; 256], row: usize, element: usize) -> u8 {
     let (byte, _, bit) = place(row, element);
     low[byte] >> (bit / 4 * 4) & 15
 }
@@ -101,7 +101,7 @@ fn centred<S: Simd, const T: usize>(s: S, sums: [S::I; T], x: [&[ActivationBlock
 }
 
 #[inline(always)]
-fn add_scaled<S: Simd, const T: usize>(
+pub(super) fn add_scaled<S: Simd, const T: usize>(
     s: S,
     sums: [S::I; T],
     scale: S::F,
@@ -116,7 +116,7 @@ fn add_scaled<S: Simd, const T: usize>(
 }
 
 #[inline(always)]
-fn values<const T: usize>(x: [&[ActivationBlock]; T], part: usize) -> [&[i8; BLOCK]; T] {
+pub(super) fn values<const T: usize>(x: [&[ActivationBlock]; T], part: usize) -> [&[i8; BLOCK]; T] {
     x.map(|x| &x[part].values)
 }
 

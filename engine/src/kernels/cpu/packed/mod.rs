@@ -3,10 +3,12 @@
 //! Rows are taken in groups of sixteen, one for each lane; the last group is filled up with rows of zeros. Within a
 //! group blocks follow each other along the columns, and a block holds, for its sixteen rows, four columns of the first
 //! row, four of the second and so on: what one step of an integer dot product takes. Nothing is rounded, and a
-//! matrix takes the memory that it takes in the file, but for the scales of Q4_K and Q5_K, whose six bits become a byte.
+//! matrix takes the memory that it takes in the file, but for the scales of Q4_K and Q5_K, whose six bits become a byte, and for types
+//! of less than four bits, which become nibbles.
 
 mod floats;
 mod formats;
+mod levels;
 #[cfg(test)]
 mod tests;
 
@@ -16,9 +18,10 @@ use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
 use super::activations::ActivationBlock;
 use super::simd::{BLOCK, LANES, Op, Simd};
-use crate::quant::BlockType;
+use crate::quant::{self, BlockType};
 
 use floats::{Brain, Float, Half, Single};
+use levels::{Iq4Nl, LongLevels, Mxfp4, Q2K};
 
 /// Rows of a group.
 pub(crate) const GROUP: usize = LANES;
@@ -42,6 +45,10 @@ enum Data {
     Q4K(Vec<Q4K>),
     Q5K(Vec<Q5K>),
     Q6K(Vec<Q6K>),
+    Q2K(Vec<Q2K>),
+    Iq4Nl(Vec<Iq4Nl>),
+    Mxfp4(Vec<Mxfp4>),
+    LongLevels(Vec<LongLevels>),
     Single(Vec<Single>),
     Half(Vec<Half>),
     Brain(Vec<Brain>),
@@ -59,6 +66,10 @@ macro_rules! each {
             Data::Q4K($quantised) => $with_blocks,
             Data::Q5K($quantised) => $with_blocks,
             Data::Q6K($quantised) => $with_blocks,
+            Data::Q2K($quantised) => $with_blocks,
+            Data::Iq4Nl($quantised) => $with_blocks,
+            Data::Mxfp4($quantised) => $with_blocks,
+            Data::LongLevels($quantised) => $with_blocks,
             Data::Single($floats) => $with_floats,
             Data::Half($floats) => $with_floats,
             Data::Brain($floats) => $with_floats,
@@ -125,9 +136,13 @@ impl PackedMatrix {
             BlockType::Q4_K => quantised(columns, row_bytes, bytes).map(Data::Q4K),
             BlockType::Q5_K => quantised(columns, row_bytes, bytes).map(Data::Q5K),
             BlockType::Q6_K => quantised(columns, row_bytes, bytes).map(Data::Q6K),
+            BlockType::Q2_K => quantised(columns, row_bytes, bytes).map(Data::Q2K),
+            BlockType::IQ4_NL => quantised(columns, row_bytes, bytes).map(Data::Iq4Nl),
+            BlockType::MXFP4 => quantised(columns, row_bytes, bytes).map(Data::Mxfp4),
             BlockType::F32 => floats(columns, row_bytes, bytes).map(Data::Single),
             BlockType::F16 => floats(columns, row_bytes, bytes).map(Data::Half),
             BlockType::BF16 => floats(columns, row_bytes, bytes).map(Data::Brain),
+            other if has_long_levels(other) => packed(LongLevels::of(other), columns, row_bytes, bytes).map(Data::LongLevels),
             other => return Err(PackError::Unsupported(other)),
         };
         Ok(Self { rows, columns, data: data.map_err(memory)? })
@@ -144,9 +159,13 @@ impl PackedMatrix {
             BlockType::Q4_K => spanned::<Q4K>(),
             BlockType::Q5_K => spanned::<Q5K>(),
             BlockType::Q6_K => spanned::<Q6K>(),
+            BlockType::Q2_K => spanned::<Q2K>(),
+            BlockType::IQ4_NL => spanned::<Iq4Nl>(),
+            BlockType::MXFP4 => spanned::<Mxfp4>(),
             BlockType::F32 => (1, size_of::<Single>()),
             BlockType::F16 => (1, size_of::<Half>()),
             BlockType::BF16 => (1, size_of::<Brain>()),
+            other if has_long_levels(other) => spanned::<LongLevels>(),
             _ => return None,
         };
         if !columns.is_multiple_of(span) {
@@ -240,12 +259,22 @@ fn group_of<F: Format>(blocks: &[F], columns: usize, group: usize) -> (&[F], usi
     (&blocks[group * count..][..count], span)
 }
 
+/// Whether [`LongLevels`] holds blocks of the type.
+fn has_long_levels(block: BlockType) -> bool {
+    quant::levels(block).is_some() && block.block_len() == quant::LONGEST
+}
+
 fn quantised<F: Format>(columns: usize, row_bytes: usize, bytes: &[u8]) -> Result<Vec<F>, TryReserveError> {
+    packed(F::zeroed(), columns, row_bytes, bytes)
+}
+
+/// Packs rows into copies of `empty`.
+fn packed<F: Format>(empty: F, columns: usize, row_bytes: usize, bytes: &[u8]) -> Result<Vec<F>, TryReserveError> {
     let per_row = columns / (F::PARTS * BLOCK);
     let groups = (bytes.len() / row_bytes).div_ceil(GROUP);
     let mut out = Vec::new();
     out.try_reserve_exact(groups * per_row)?;
-    out.resize(groups * per_row, F::zeroed());
+    out.resize(groups * per_row, empty);
     for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
         let blocks = &mut out[row / GROUP * per_row..][..per_row];
         for (block, bytes) in blocks.iter_mut().zip(bytes.chunks_exact(row_bytes / per_row)) {

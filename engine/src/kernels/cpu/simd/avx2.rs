@@ -3,12 +3,13 @@
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_GT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_packs_epi16, _mm_storeu_si128,
     _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256, _mm256_andnot_ps,
-    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
-    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_cvtps_ph, _mm256_div_ps, _mm256_extracti128_si256, _mm256_fmadd_ps,
-    _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps,
-    _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256, _mm256_packs_epi32, _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi8,
-    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_slli_epi16, _mm256_slli_epi32,
-    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_epi32, _mm256_sub_ps,
+    _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+    _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_cvtps_ph, _mm256_div_ps,
+    _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16,
+    _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256, _mm256_packs_epi32,
+    _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sign_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_storeu_ps,
+    _mm256_sub_epi32, _mm256_sub_ps,
 };
 
 use super::{BLOCK, LANES, Op, Simd};
@@ -349,6 +350,28 @@ impl Simd for Avx2 {
         }
         for sums in &mut all {
             *sums = [self.widen(sums[0]), self.widen(sums[1])];
+        }
+        all
+    }
+
+    #[inline(always)]
+    fn dot_levels<const T: usize>(self, low: &[u8; 256], levels: &[i8; LANES], x: [&[i8; BLOCK]; T]) -> [[Self::I; 2]; T] {
+        let levels = proven!(_mm256_broadcastsi128_si256(_mm_loadu_si128(levels.as_ptr().cast())));
+        let mut all = [[self.zero_ints(); 2]; T];
+        for half in 0..2 {
+            for j in 0..4 {
+                for register in 0..2 {
+                    // |w| · (x with w's sign): the sum of two products is at most 2 · 127 · 127 < 2¹⁵.
+                    let places = self.nibbles(self.bytes(low, 64 * j + 32 * register), half == 1);
+                    let weights = proven!(_mm256_shuffle_epi8(levels, places));
+                    let magnitudes = proven!(_mm256_abs_epi8(weights));
+                    for t in 0..T {
+                        let signed = proven!(_mm256_sign_epi8(self.four(x[t], 4 * half + j), weights));
+                        let products = self.widen(proven!(_mm256_maddubs_epi16(magnitudes, signed)));
+                        all[t][half][register] = proven!(_mm256_add_epi32(all[t][half][register], products));
+                    }
+                }
+            }
         }
         all
     }

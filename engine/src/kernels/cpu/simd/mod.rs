@@ -118,6 +118,23 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// As [`dot_unsigned`](Self::dot_unsigned) for nibbles, but one sum over all 32 elements.
     fn dot_nibbles<const T: usize>(self, low: &[u8; 256], x: [&[i8; BLOCK]; T]) -> [Self::I; T];
 
+    /// Dot products of sixteen rows of levels with `T` blocks of activations, as two sums: over elements 0–15 and 16–31. Nibbles lie
+    /// as in [`dot_unsigned`](Self::dot_unsigned) and are places in `levels`, of magnitudes up to 127.
+    #[inline(always)]
+    fn dot_levels<const T: usize>(self, low: &[u8; 256], levels: &[i8; LANES], x: [&[i8; BLOCK]; T]) -> [[Self::I; 2]; T] {
+        let mut sums = [[self.zero_ints(); 2]; T];
+        for half in 0..2 {
+            let mut bytes = [0; 512];
+            for (to, byte) in bytes[256 * half..][..256].iter_mut().zip(low) {
+                *to = levels[usize::from((byte >> (4 * half)) & 15)];
+            }
+            for (sums, found) in sums.iter_mut().zip(self.dot_signed::<T>(&bytes, x)) {
+                sums[half] = found;
+            }
+        }
+        sums
+    }
+
     /// Dot products of sixteen rows of signed bytes with `T` blocks of activations. Byte `64·j + 4·row + i` is the row's
     /// element `4·j + i`.
     fn dot_signed<const T: usize>(self, bytes: &[i8; 512], x: [&[i8; BLOCK]; T]) -> [Self::I; T];

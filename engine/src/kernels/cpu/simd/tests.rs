@@ -68,6 +68,9 @@ impl Op for Ints<'_> {
             *signed = (self.low[i % 256] ^ self.high[i % 128]) as i8;
         }
         results.extend(s.dot_signed::<3>(&signed, self.x));
+        // Every level there is, the largest magnitudes too.
+        let levels = std::array::from_fn(|i| if self.high[i] == 0x80 { -127 } else { self.high[i] as i8 });
+        results.extend(s.dot_levels::<3>(self.low, &levels, self.x).as_flattened());
         let (a, b): ([u8; LANES], [i8; LANES]) = (std::array::from_fn(|i| self.low[i]), std::array::from_fn(|i| self.x[0][i]));
         let (a, b) = (s.load_u8(&a), s.load_i8(&b));
         results.extend([s.add_ints(a, b), s.sub_ints(a, b), s.mul_ints(a, b), s.splat_int(-7), s.zero_ints()]);
