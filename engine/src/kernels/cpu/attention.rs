@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::math::{exp, max_lanes, padded, rms_factor, sum_lanes};
+use super::math::{exp, padded, rms_factor};
 use super::multiply::each_share;
 use super::pages::Pages;
 use super::pool::{Parts, Pool};
@@ -275,7 +275,7 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
         for scores in scores.iter() {
             largest = s.max(largest, s.load(scores));
         }
-        let largest = s.splat(max_lanes(s, largest));
+        let largest = s.splat(s.max_of(largest));
         let mut sum = s.splat(0.0);
         for scores in scores {
             let exponent = s.sub(s.load(scores), largest);
@@ -283,7 +283,7 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
             sum = s.add(sum, weight);
             s.store(weight, scores);
         }
-        inverse[j] = 1.0 / sum_lanes(s, sum);
+        inverse[j] = 1.0 / s.sum_of(sum);
     }
 
     let mut weights = [&scratch.scores[..0]; M];

@@ -1,15 +1,12 @@
 //! Products of packed matrices with rows of activations: normalise, quantise, multiply, and what is done to the product
 //! before it is written.
 
-use super::activations::{ActivationBlock, quantise};
+use super::activations::{ActivationBlock, TILE, quantise, tile_at, tile_count, tiles};
 use super::math::{gelu, rms_norm, silu};
 use super::packed::{GROUP, Input, PackedMatrix};
 use super::pool::{Parts, Pool, share};
-use super::simd::{BLOCK, Isa, LANES, Op, Simd};
+use super::simd::{BLOCK, Isa, LANES, Op, PartOp, Simd, Vector};
 use crate::config::Activation;
-
-/// Rows of activations that a group of weights is multiplied with at a time.
-const TILE: usize = 4;
 
 /// Activations of this many bytes stay in a core's second-level cache while all weights pass by.
 const CACHED: usize = 192 << 10;
@@ -37,17 +34,21 @@ impl Prepared {
     ) {
         let rows = x.len() / columns;
         let per_row = if in_blocks { columns / BLOCK } else { 0 };
-        let kept = if as_floats || norm.is_some() { columns } else { 0 };
+        let kept = if as_floats { columns } else { 0 };
         (self.rows, self.columns) = (rows, columns);
         self.blocks.resize(rows * per_row, ActivationBlock::ZERO);
         self.floats.resize(rows * kept, 0.0);
         let (blocks, floats) = (Parts::new(&mut self.blocks), Parts::new(&mut self.floats));
-        each_share(pool, rows, rows > 1, |mine| {
-            // SAFETY: shares of rows are disjoint.
-            let (blocks, floats) =
-                unsafe { (blocks.part(mine.start * per_row..mine.end * per_row), floats.part(mine.start * kept..mine.end * kept)) };
-            let x = &x[mine.start * columns..mine.end * columns];
-            isa.run(PrepareRows { x, columns, norm, per_row, blocks, kept, floats });
+        // One row is made ready faster than another thread is told to.
+        each_share(pool, tile_count(rows), rows > 1, |mine| {
+            for (first, width) in mine.map(|index| tile_at(rows, index)) {
+                let tile = first..first + width;
+                // SAFETY: tiles are disjoint.
+                let (blocks, floats) =
+                    unsafe { (blocks.part(tile.start * per_row..tile.end * per_row), floats.part(tile.start * kept..tile.end * kept)) };
+                let x = &x[tile.start * columns..tile.end * columns];
+                isa.run(PrepareTile { x, columns, width, norm, blocks, floats });
+            }
         });
     }
 
@@ -70,33 +71,36 @@ pub(crate) fn each_share(pool: &mut Pool, items: usize, shared: bool, work: impl
     });
 }
 
-struct PrepareRows<'a> {
+struct PrepareTile<'a> {
     x: &'a [f32],
     columns: usize,
+    width: usize,
     norm: Option<(&'a [f32], f32)>,
-    per_row: usize,
     blocks: &'a mut [ActivationBlock],
-    kept: usize,
     floats: &'a mut [f32],
 }
 
-impl Op for PrepareRows<'_> {
+impl Op for PrepareTile<'_> {
     type Output = ();
 
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
-        for (i, row) in self.x.chunks_exact(self.columns).enumerate() {
-            let mut row = row;
-            if self.kept > 0 {
-                let kept = &mut self.floats[i * self.kept..][..self.kept];
-                match self.norm {
-                    Some((weight, epsilon)) => rms_norm(s, row, weight, epsilon, kept),
-                    None => kept.copy_from_slice(row),
+        let mut normed = vec![0.0; if self.norm.is_some() { self.columns } else { 0 }];
+        for (t, row) in self.x.chunks_exact(self.columns).enumerate() {
+            let row = match self.norm {
+                Some((weight, epsilon)) => {
+                    rms_norm(s, row, weight, epsilon, &mut normed);
+                    &normed
                 }
-                row = kept;
+                None => row,
+            };
+            if !self.blocks.is_empty() {
+                quantise(s, row, self.blocks, t, self.width);
             }
-            if self.per_row > 0 {
-                quantise(s, row, &mut self.blocks[i * self.per_row..][..self.per_row]);
+            if !self.floats.is_empty() {
+                for (to, value) in self.floats[t..].iter_mut().step_by(self.width).zip(row) {
+                    *to = *value;
+                }
             }
         }
     }
@@ -161,43 +165,58 @@ impl Op for MultiplyGroups<'_> {
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         for group in self.groups.clone() {
-            let mut row = self.rows.start;
-            while row < self.rows.end {
-                match self.rows.end - row {
-                    1 => self.tile::<S, 1>(s, group, row),
-                    2 => self.tile::<S, 2>(s, group, row),
-                    3 => self.tile::<S, 3>(s, group, row),
-                    _ => self.tile::<S, TILE>(s, group, row),
+            for (first, width) in tiles(self.rows.clone()) {
+                match width {
+                    1 => self.tile::<S, 1>(s, group, first),
+                    2 => self.tile::<S, 2>(s, group, first),
+                    4 => s.each_part(MultiplyTile::<4> { work: &self, group, first }),
+                    _ => s.each_part(MultiplyTile::<TILE> { work: &self, group, first }),
                 }
-                row += TILE;
             }
         }
     }
 }
 
+/// One group and one tile of so many rows that their totals take all registers.
+#[derive(Clone, Copy)]
+struct MultiplyTile<'a, const T: usize> {
+    work: &'a MultiplyGroups<'a>,
+    group: usize,
+    first: usize,
+}
+
+impl<const T: usize> PartOp for MultiplyTile<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<V: Vector>(self, v: V) {
+        self.work.tile::<V, T>(v, self.group, self.first);
+    }
+}
+
 impl MultiplyGroups<'_> {
     #[inline(always)]
-    fn tile<S: Simd, const T: usize>(&self, s: S, group: usize, first: usize) {
+    fn tile<V: Vector, const T: usize>(&self, v: V, group: usize, first: usize) {
         let Product { matrix, bias, finish, out } = self.product;
         let first_lane = group * GROUP;
         let lanes = GROUP.min(matrix.rows() - first_lane);
-        let mut totals = matrix.tile::<S, T>(s, group, self.input, first);
+        let mut totals = matrix.tile::<V, T>(v, group, self.input, first);
         if let Some(bias) = bias {
             let mut padded = [0.0; LANES];
             padded[..lanes].copy_from_slice(&bias[first_lane..first_lane + lanes]);
-            let bias = s.load(&padded);
+            let bias = v.load(&padded);
             for total in &mut totals {
-                *total = s.add(*total, bias);
+                *total = v.add(*total, bias);
             }
         }
         if let Finish::Gate(activation, up) = finish {
-            let up = up.tile::<S, T>(s, group, self.input, first);
+            let up = up.tile::<V, T>(v, group, self.input, first);
             for t in 0..T {
                 let gate = match activation {
-                    Activation::Silu => silu(s, totals[t]),
-                    Activation::GeluTanh => gelu(s, totals[t]),
+                    Activation::Silu => silu(v, totals[t]),
+                    Activation::GeluTanh => gelu(v, totals[t]),
                 };
-                totals[t] = s.mul(gate, up[t]);
+                totals[t] = v.mul(gate, up[t]);
             }
         }
         for (t, total) in totals.into_iter().enumerate() {
@@ -206,13 +225,13 @@ impl MultiplyGroups<'_> {
             let out = unsafe { out.part(start..start + lanes) };
             let add = matches!(finish, Finish::Add);
             if let Ok(out) = <&mut [f32; LANES]>::try_from(&mut *out) {
-                s.store(if add { s.add(total, s.load(out)) } else { total }, out);
+                v.store(if add { v.add(total, v.load(out)) } else { total }, out);
             } else {
+                // The last group may have fewer rows than lanes. What is not among the vector's lanes stays as it is.
                 let mut values = [0.0; LANES];
-                s.store(total, &mut values);
-                for (out, value) in out.iter_mut().zip(values) {
-                    *out = if add { value + *out } else { value };
-                }
+                values[..lanes].copy_from_slice(out);
+                v.store(if add { v.add(total, v.load(&values)) } else { total }, &mut values);
+                out.copy_from_slice(&values[..lanes]);
             }
         }
     }

@@ -13,8 +13,8 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 
 use super::GROUP;
-use crate::kernels::cpu::activations::ActivationBlock;
-use crate::kernels::cpu::simd::{BLOCK, Simd};
+use crate::kernels::cpu::activations::Tile;
+use crate::kernels::cpu::simd::{BLOCK, Vector};
 
 /// A block of sixteen rows.
 pub(super) trait Format: Pod + Send + Sync {
@@ -27,8 +27,8 @@ pub(super) trait Format: Pod + Send + Sync {
     /// Writes one row as plain numbers, with the roundings of [`quant::dequantise`](crate::quant::dequantise).
     fn row(&self, row: usize, out: &mut [f32]);
 
-    /// Adds the rows' products with `T` rows of activations, [`PARTS`](Self::PARTS) blocks each, to their totals.
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]);
+    /// Adds the rows' products with the rows of activations in `x`, [`PARTS`](Self::PARTS) of them, to their totals.
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]);
 }
 
 fn half_bits(bytes: &[u8]) -> u16 {
@@ -40,7 +40,7 @@ fn half(bits: u16) -> f32 {
 }
 
 /// Unsigned weights of 4, 5 or 6 bits: nibbles and, for the wider ones, further bits. The order of the bits is described at
-/// [`Simd::dot_unsigned`].
+/// [`Vector::dot_fours`] and its like.
 #[inline(always)]
 fn place(row: usize, element: usize) -> (usize, usize, usize) {
     let (half, j, i) = (element / 16, element % 16 / 4, element % 4);
@@ -89,45 +89,19 @@ fn six_bits(packed: &[u8], part: usize) -> (u8, u8) {
     }
 }
 
-/// Integer sums of unsigned weights, less `centre` times the activations' sum.
 #[inline(always)]
-fn centred<S: Simd, const T: usize>(s: S, sums: [S::I; T], x: [&[ActivationBlock]; T], part: usize, centre: i32) -> [S::I; T] {
-    let mut sums = sums;
+fn add_scaled<V: Vector, const T: usize>(v: V, sums: [V::I; T], scale: V::F, x: &Tile<T>, totals: &mut [V::F; T]) {
     for t in 0..T {
-        let [a, b] = x[t][part].sums;
-        sums[t] = s.sub_ints(sums[t], s.splat_int(centre * (a + b)));
-    }
-    sums
-}
-
-#[inline(always)]
-fn add_scaled<S: Simd, const T: usize>(
-    s: S,
-    sums: [S::I; T],
-    scale: S::F,
-    x: [&[ActivationBlock]; T],
-    part: usize,
-    totals: &mut [S::F; T],
-) {
-    for t in 0..T {
-        let product = s.mul(s.to_floats(sums[t]), scale);
-        totals[t] = s.fma(product, s.splat(x[t][part].scale), totals[t]);
+        let product = v.mul(v.to_floats(sums[t]), scale);
+        totals[t] = v.fma(product, v.splat(x.scale[t]), totals[t]);
     }
 }
 
 #[inline(always)]
-fn values<const T: usize>(x: [&[ActivationBlock]; T], part: usize) -> [&[i8; BLOCK]; T] {
-    x.map(|x| &x[part].values)
-}
-
-#[inline(always)]
-fn dot_fives<S: Simd, const T: usize>(s: S, low: &[u8; 256], high: &[u8; 64], x: [&[ActivationBlock]; T], part: usize) -> [S::I; T] {
-    let halves = s.dot_unsigned::<1, T>(low, high, values(x, part));
-    let mut sums = [s.zero_ints(); T];
+fn add_offset<V: Vector, const T: usize>(v: V, offset: V::F, x: &Tile<T>, totals: &mut [V::F; T]) {
     for t in 0..T {
-        sums[t] = s.add_ints(halves[t][0], halves[t][1]);
+        totals[t] = v.fma(offset, v.splat(x.scaled_sum[t]), totals[t]);
     }
-    sums
 }
 
 /// `scale · (w − 8)`, four bits.
@@ -157,9 +131,9 @@ impl Format for Q4_0 {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let sums = centred(s, s.dot_nibbles::<T>(&self.low, values(x, 0)), x, 0, 8);
-        add_scaled(s, sums, s.load_half(&self.scale), x, 0, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let sums = v.dot_fours::<T, true>(&self.low, &x[0]);
+        add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
     }
 }
 
@@ -192,12 +166,10 @@ impl Format for Q4_1 {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        add_scaled(s, s.dot_nibbles::<T>(&self.low, values(x, 0)), s.load_half(&self.scale), x, 0, totals);
-        let offset = s.load_half(&self.offset);
-        for t in 0..T {
-            totals[t] = s.fma(offset, s.splat(x[t][0].scaled_sum), totals[t]);
-        }
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let sums = v.dot_fours::<T, false>(&self.low, &x[0]);
+        add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
+        add_offset(v, v.load_half(&self.offset), &x[0], totals);
     }
 }
 
@@ -238,9 +210,9 @@ impl Format for Q5_0 {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let sums = centred(s, dot_fives(s, &self.low, &self.high, x, 0), x, 0, 16);
-        add_scaled(s, sums, s.load_half(&self.scale), x, 0, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let sums = v.dot_fives::<T, true>(&self.low, &self.high, &x[0]);
+        add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
     }
 }
 
@@ -272,12 +244,10 @@ impl Format for Q5_1 {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        add_scaled(s, dot_fives(s, &self.low, &self.high, x, 0), s.load_half(&self.scale), x, 0, totals);
-        let offset = s.load_half(&self.offset);
-        for t in 0..T {
-            totals[t] = s.fma(offset, s.splat(x[t][0].scaled_sum), totals[t]);
-        }
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let sums = v.dot_fives::<T, false>(&self.low, &self.high, &x[0]);
+        add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
+        add_offset(v, v.load_half(&self.offset), &x[0], totals);
     }
 }
 
@@ -307,28 +277,27 @@ impl Format for Q8_0 {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        add_scaled(s, s.dot_signed::<T>(&self.bytes, values(x, 0)), s.load_half(&self.scale), x, 0, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let sums = v.dot_eights::<T>(&self.bytes, &x[0]);
+        add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
     }
 }
 
 /// Adds products of a K-quant's part whose scale and offset are small integers times those of the block.
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "the parts of one formula")]
-fn add_k<S: Simd, const T: usize>(
-    s: S,
-    sums: [S::I; T],
-    (scale, scales): (S::F, &[u8; GROUP]),
-    (offset, offsets): (S::F, &[u8; GROUP]),
-    x: [&[ActivationBlock]; T],
-    part: usize,
-    totals: &mut [S::F; T],
+fn add_k<V: Vector, const T: usize>(
+    v: V,
+    sums: [V::I; T],
+    (scale, scales): (V::F, &[u8; GROUP]),
+    (offset, offsets): (V::F, &[u8; GROUP]),
+    x: &Tile<T>,
+    totals: &mut [V::F; T],
 ) {
-    let scale = s.mul(scale, s.to_floats(s.load_u8(scales)));
-    let offset = s.mul(offset, s.to_floats(s.load_u8(offsets)));
-    add_scaled(s, sums, scale, x, part, totals);
+    let scale = v.mul(scale, v.to_floats(v.load_u8(scales)));
+    let offset = v.mul(offset, v.to_floats(v.load_u8(offsets)));
+    add_scaled(v, sums, scale, x, totals);
     for t in 0..T {
-        totals[t] = s.neg_fma(offset, s.splat(x[t][part].scaled_sum), totals[t]);
+        totals[t] = v.neg_fma(offset, v.splat(x.scaled_sum[t]), totals[t]);
     }
 }
 
@@ -375,11 +344,11 @@ impl Format for Q4K {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let (scale, offset) = (s.load_half(&self.scale), s.load_half(&self.offset));
-        for (p, part) in self.parts.iter().enumerate() {
-            let sums = s.dot_nibbles::<T>(&part.low, values(x, p));
-            add_k(s, sums, (scale, &part.scales), (offset, &part.offsets), x, p, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let (scale, offset) = (v.load_half(&self.scale), v.load_half(&self.offset));
+        for (part, x) in self.parts.iter().zip(x) {
+            let sums = v.dot_fours::<T, false>(&part.low, x);
+            add_k(v, sums, (scale, &part.scales), (offset, &part.offsets), x, totals);
         }
     }
 }
@@ -430,11 +399,11 @@ impl Format for Q5K {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let (scale, offset) = (s.load_half(&self.scale), s.load_half(&self.offset));
-        for (p, part) in self.parts.iter().enumerate() {
-            let sums = dot_fives(s, &part.low, &part.high, x, p);
-            add_k(s, sums, (scale, &part.scales), (offset, &part.offsets), x, p, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let (scale, offset) = (v.load_half(&self.scale), v.load_half(&self.offset));
+        for (part, x) in self.parts.iter().zip(x) {
+            let sums = v.dot_fives::<T, false>(&part.low, &part.high, x);
+            add_k(v, sums, (scale, &part.scales), (offset, &part.offsets), x, totals);
         }
     }
 }
@@ -486,19 +455,11 @@ impl Format for Q6K {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let scale = s.load_half(&self.scale);
-        for (p, part) in self.parts.iter().enumerate() {
-            let halves = s.dot_unsigned::<2, T>(&part.low, &part.high, values(x, p));
-            let scales = [s.load_i8(&part.scales[0]), s.load_i8(&part.scales[1])];
-            let mut sums = [s.zero_ints(); T];
-            for t in 0..T {
-                for half in 0..2 {
-                    let centred = s.sub_ints(halves[t][half], s.splat_int(32 * x[t][p].sums[half]));
-                    sums[t] = s.add_ints(sums[t], s.mul_ints(centred, scales[half]));
-                }
-            }
-            add_scaled(s, sums, scale, x, p, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let scale = v.load_half(&self.scale);
+        for (part, x) in self.parts.iter().zip(x) {
+            let sums = v.dot_sixes::<T>(&part.low, &part.high, &part.scales, x);
+            add_scaled(v, sums, scale, x, totals);
         }
     }
 }

@@ -14,8 +14,8 @@ use std::collections::TryReserveError;
 
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
-use super::activations::ActivationBlock;
-use super::simd::{BLOCK, LANES, Op, Simd};
+use super::activations::{ActivationBlock, Tile};
+use super::simd::{BLOCK, LANES, PartOp, Vector};
 use crate::quant::BlockType;
 
 use floats::{Brain, Float, Half, Single};
@@ -101,9 +101,10 @@ pub(crate) enum PackError {
 pub(crate) struct Input<'a> {
     /// Elements of a row.
     pub(crate) columns: usize,
-    /// Rows of `columns / 32` blocks; empty if no quantised matrix is there to take them.
+    /// Tiles of rows of `columns / 32` blocks; empty if no quantised matrix is there to take them.
     pub(crate) blocks: &'a [ActivationBlock],
-    /// Rows of `columns` numbers; empty if no float matrix is there to take them.
+    /// Tiles of rows of `columns` numbers: one column of the tile's rows after the other. Empty if no float matrix is there to take
+    /// them.
     pub(crate) floats: &'a [f32],
 }
 
@@ -201,27 +202,21 @@ impl PackedMatrix {
         );
     }
 
-    /// Products of group `group` with `T` rows of the input, from row `first` on. Each lane is a row of the matrix, and the
-    /// sum runs along the columns in order, whatever `T` is.
+    /// Products of group `group` with the `T` rows of the input's tile that begins with row `first`. Each lane is a row of the matrix, and
+    /// the sum runs along the columns in order, whatever `T` is.
     #[inline(always)]
-    pub(crate) fn tile<S: Simd, const T: usize>(&self, s: S, group: usize, input: &Input<'_>, first: usize) -> [S::F; T] {
+    pub(crate) fn tile<V: Vector, const T: usize>(&self, v: V, group: usize, input: &Input<'_>, first: usize) -> [V::F; T] {
         each!(&self.data,
             blocks => {
                 let (blocks, _) = group_of(blocks, self.columns, group);
                 let span = self.columns / BLOCK;
-                let mut x = [&input.blocks[..0]; T];
-                for (t, x) in x.iter_mut().enumerate() {
-                    *x = &input.blocks[(first + t) * span..][..span];
-                }
-                s.run(QuantisedTile::<S, _, T> { s, blocks, x })
+                let x = bytemuck::cast_slice(&input.blocks[first * span..(first + T) * span]);
+                v.call(QuantisedTile::<_, _, T> { v, blocks, x })
             },
             lanes => {
                 let lanes = &lanes[group * self.columns..][..self.columns];
-                let mut x = [&input.floats[..0]; T];
-                for (t, x) in x.iter_mut().enumerate() {
-                    *x = &input.floats[(first + t) * self.columns..][..self.columns];
-                }
-                s.run(FloatTile::<S, _, T> { s, lanes, x })
+                let (x, _) = input.floats[first * self.columns..(first + T) * self.columns].as_chunks();
+                v.call(FloatTile::<_, _, T> { v, lanes, x })
             }
         )
     }
@@ -269,47 +264,43 @@ fn floats<F: Float>(columns: usize, row_bytes: usize, bytes: &[u8]) -> Result<Ve
     Ok(out)
 }
 
-struct QuantisedTile<'a, S, F, const T: usize> {
-    s: S,
+struct QuantisedTile<'a, V, F, const T: usize> {
+    v: V,
     blocks: &'a [F],
-    x: [&'a [ActivationBlock]; T],
+    x: &'a [Tile<T>],
 }
 
-impl<S: Simd, F: Format, const T: usize> Op for QuantisedTile<'_, S, F, T> {
-    type Output = [S::F; T];
+impl<V: Vector, F: Format, const T: usize> PartOp for QuantisedTile<'_, V, F, T> {
+    type Output = [V::F; T];
 
     #[inline(always)]
-    fn eval<Same: Simd>(self, _: Same) -> [S::F; T] {
-        let s = self.s;
-        let mut totals = [s.splat(0.0); T];
-        for (b, block) in self.blocks.iter().enumerate() {
-            let mut x = [&self.x[0][..0]; T];
-            for (t, x) in x.iter_mut().enumerate() {
-                *x = &self.x[t][b * F::PARTS..][..F::PARTS];
-            }
-            block.add_products(s, x, &mut totals);
+    fn eval<Same: Vector>(self, _: Same) -> [V::F; T] {
+        let v = self.v;
+        let mut totals = [v.splat(0.0); T];
+        for (block, x) in self.blocks.iter().zip(self.x.chunks_exact(F::PARTS)) {
+            block.add_products(v, x, &mut totals);
         }
         totals
     }
 }
 
-struct FloatTile<'a, S, F, const T: usize> {
-    s: S,
+struct FloatTile<'a, V, F, const T: usize> {
+    v: V,
     lanes: &'a [F],
-    x: [&'a [f32]; T],
+    x: &'a [[f32; T]],
 }
 
-impl<S: Simd, F: Float, const T: usize> Op for FloatTile<'_, S, F, T> {
-    type Output = [S::F; T];
+impl<V: Vector, F: Float, const T: usize> PartOp for FloatTile<'_, V, F, T> {
+    type Output = [V::F; T];
 
     #[inline(always)]
-    fn eval<Same: Simd>(self, _: Same) -> [S::F; T] {
-        let s = self.s;
-        let mut totals = [s.splat(0.0); T];
-        for (column, lanes) in self.lanes.iter().enumerate() {
-            let weights = lanes.load(s);
+    fn eval<Same: Vector>(self, _: Same) -> [V::F; T] {
+        let v = self.v;
+        let mut totals = [v.splat(0.0); T];
+        for (lanes, x) in self.lanes.iter().zip(self.x) {
+            let weights = lanes.load(v);
             for t in 0..T {
-                totals[t] = s.fma(weights, s.splat(self.x[t][column]), totals[t]);
+                totals[t] = v.fma(weights, v.splat(x[t]), totals[t]);
             }
         }
         totals
