@@ -73,7 +73,7 @@ pub(super) fn load_on<B: Kernels>(
     spec: &StageSpec,
     options: &StageOptions,
     device: Device<B>,
-    work: Workspace,
+    mut work: Workspace,
 ) -> Result<Decoder<B>, LoadError> {
     let config = DecoderConfig::from_gguf(gguf)?;
     let layers = spec.layers.start as usize..spec.layers.end as usize;
@@ -95,7 +95,7 @@ pub(super) fn load_on<B: Kernels>(
         return Err(LoadError::KvMemory { given: options.kv_bytes, page });
     }
 
-    let mut loader = Loader { gguf, config: &config, device: &device, bytes: 0 };
+    let mut loader = Loader { gguf, config: &config, device: &device, work: &mut work, bytes: 0 };
     let first = layers.start == 0;
     let last = layers.end == config.layers;
     let embedding = if first { Some(loader.matrix::<B>(&config.tensors.embedding)?) } else { None };
@@ -138,17 +138,18 @@ struct Loader<'a, D> {
     gguf: &'a Gguf,
     config: &'a DecoderConfig,
     device: &'a D,
+    work: &'a mut Workspace,
     /// Memory of what was loaded so far.
     bytes: u64,
 }
 
-impl<D> Loader<'_, D> {
+impl<'a, D> Loader<'a, D> {
     fn failed(&self, source: LayerError) -> LoadError {
         LoadError::Tensor { file: self.gguf.name().to_owned(), source }
     }
 
     /// A tensor whose presence and shape the configuration's reader has checked.
-    fn view(&self, name: &str) -> Result<TensorView<'_>, LoadError> {
+    fn view(&self, name: &str) -> Result<TensorView<'a>, LoadError> {
         self.gguf
             .tensor(name)
             .ok_or_else(|| ConfigError::MissingTensor { file: self.gguf.name().to_owned(), tensor: name.to_owned() }.into())
@@ -156,7 +157,7 @@ impl<D> Loader<'_, D> {
 
     fn matrix<B: Kernels<Device = D>>(&mut self, name: &str) -> Result<Matrix<B>, LoadError> {
         let view = self.view(name)?;
-        let matrix = B::matrix(self.device, &view).map_err(|error| self.failed(error))?;
+        let matrix = B::matrix(self.work, self.device, &view).map_err(|error| self.failed(error))?;
         self.gguf.forget(&view);
         self.bytes += matrix.bytes();
         Ok(matrix)

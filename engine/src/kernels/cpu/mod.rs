@@ -4,6 +4,7 @@
 mod activations;
 mod attention;
 mod math;
+mod memory;
 mod multiply;
 mod packed;
 mod pages;
@@ -65,8 +66,8 @@ impl<'a> Normed<'a> {
 }
 
 impl Kernels for Flex {
-    fn matrix(_device: &FlexDevice, view: &TensorView<'_>) -> Result<Matrix<Self>, LayerError> {
-        let packed = PackedMatrix::pack(view.block, view.rows(), view.row_len(), view.bytes);
+    fn matrix(work: &mut Workspace, _device: &FlexDevice, view: &TensorView<'_>) -> Result<Matrix<Self>, LayerError> {
+        let packed = PackedMatrix::pack(&mut work.memory, view.block, view.rows(), view.row_len(), view.bytes);
         packed.map(Matrix::packed).map_err(|error| LayerError { tensor: view.name.to_owned(), problem: error.to_string() })
     }
 

@@ -10,11 +10,12 @@ mod formats;
 #[cfg(test)]
 mod tests;
 
-use std::collections::TryReserveError;
+use std::io;
 
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
 use super::activations::{ActivationBlock, Tile};
+use super::memory::{Memory, Piece};
 use super::simd::{BLOCK, LANES, PartOp, Vector};
 use crate::quant::BlockType;
 
@@ -34,17 +35,17 @@ pub(crate) struct PackedMatrix {
 /// Groups of rows, one after the other.
 #[derive(Debug, Clone)]
 enum Data {
-    Q4_0(Vec<Q4_0>),
-    Q4_1(Vec<Q4_1>),
-    Q5_0(Vec<Q5_0>),
-    Q5_1(Vec<Q5_1>),
-    Q8_0(Vec<Q8_0>),
-    Q4K(Vec<Q4K>),
-    Q5K(Vec<Q5K>),
-    Q6K(Vec<Q6K>),
-    Single(Vec<Single>),
-    Half(Vec<Half>),
-    Brain(Vec<Brain>),
+    Q4_0(Piece<Q4_0>),
+    Q4_1(Piece<Q4_1>),
+    Q5_0(Piece<Q5_0>),
+    Q5_1(Piece<Q5_1>),
+    Q8_0(Piece<Q8_0>),
+    Q4K(Piece<Q4K>),
+    Q5K(Piece<Q5K>),
+    Q6K(Piece<Q6K>),
+    Single(Piece<Single>),
+    Half(Piece<Half>),
+    Brain(Piece<Brain>),
 }
 
 /// Does the same with whichever vector of quantised blocks or float lanes there is.
@@ -91,8 +92,8 @@ pub(crate) enum PackError {
         rows: usize,
         /// Columns.
         columns: usize,
-        /// What the allocator said.
-        source: TryReserveError,
+        /// What the system said.
+        source: io::Error,
     },
 }
 
@@ -110,7 +111,7 @@ pub(crate) struct Input<'a> {
 
 impl PackedMatrix {
     /// Packs `rows` rows of `columns` elements, given as GGUF stores them.
-    pub(crate) fn pack(block: BlockType, rows: usize, columns: usize, bytes: &[u8]) -> Result<Self, PackError> {
+    pub(crate) fn pack(to: &mut Memory, block: BlockType, rows: usize, columns: usize, bytes: &[u8]) -> Result<Self, PackError> {
         let shape = || PackError::Shape { bytes: bytes.len(), block, rows, columns };
         let row_bytes = block.row_bytes(columns).ok_or_else(shape)?;
         if row_bytes == 0 || row_bytes.checked_mul(rows) != Some(bytes.len()) {
@@ -118,17 +119,17 @@ impl PackedMatrix {
         }
         let memory = |source| PackError::Memory { rows, columns, source };
         let data = match block {
-            BlockType::Q4_0 => quantised(columns, row_bytes, bytes).map(Data::Q4_0),
-            BlockType::Q4_1 => quantised(columns, row_bytes, bytes).map(Data::Q4_1),
-            BlockType::Q5_0 => quantised(columns, row_bytes, bytes).map(Data::Q5_0),
-            BlockType::Q5_1 => quantised(columns, row_bytes, bytes).map(Data::Q5_1),
-            BlockType::Q8_0 => quantised(columns, row_bytes, bytes).map(Data::Q8_0),
-            BlockType::Q4_K => quantised(columns, row_bytes, bytes).map(Data::Q4K),
-            BlockType::Q5_K => quantised(columns, row_bytes, bytes).map(Data::Q5K),
-            BlockType::Q6_K => quantised(columns, row_bytes, bytes).map(Data::Q6K),
-            BlockType::F32 => floats(columns, row_bytes, bytes).map(Data::Single),
-            BlockType::F16 => floats(columns, row_bytes, bytes).map(Data::Half),
-            BlockType::BF16 => floats(columns, row_bytes, bytes).map(Data::Brain),
+            BlockType::Q4_0 => quantised(to, columns, row_bytes, bytes).map(Data::Q4_0),
+            BlockType::Q4_1 => quantised(to, columns, row_bytes, bytes).map(Data::Q4_1),
+            BlockType::Q5_0 => quantised(to, columns, row_bytes, bytes).map(Data::Q5_0),
+            BlockType::Q5_1 => quantised(to, columns, row_bytes, bytes).map(Data::Q5_1),
+            BlockType::Q8_0 => quantised(to, columns, row_bytes, bytes).map(Data::Q8_0),
+            BlockType::Q4_K => quantised(to, columns, row_bytes, bytes).map(Data::Q4K),
+            BlockType::Q5_K => quantised(to, columns, row_bytes, bytes).map(Data::Q5K),
+            BlockType::Q6_K => quantised(to, columns, row_bytes, bytes).map(Data::Q6K),
+            BlockType::F32 => floats(to, columns, row_bytes, bytes).map(Data::Single),
+            BlockType::F16 => floats(to, columns, row_bytes, bytes).map(Data::Half),
+            BlockType::BF16 => floats(to, columns, row_bytes, bytes).map(Data::Brain),
             other => return Err(PackError::Unsupported(other)),
         };
         Ok(Self { rows, columns, data: data.map_err(memory)? })
@@ -174,7 +175,7 @@ impl PackedMatrix {
 
     /// Memory, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        each!(&self.data, blocks => size_of_val(blocks.as_slice()), lanes => size_of_val(lanes.as_slice()))
+        each!(&self.data, blocks => size_of_val::<[_]>(blocks), lanes => size_of_val::<[_]>(lanes))
     }
 
     /// Whether it takes activations in 8-bit blocks, rather than as they are.
@@ -235,33 +236,29 @@ fn group_of<F: Format>(blocks: &[F], columns: usize, group: usize) -> (&[F], usi
     (&blocks[group * count..][..count], span)
 }
 
-fn quantised<F: Format>(columns: usize, row_bytes: usize, bytes: &[u8]) -> Result<Vec<F>, TryReserveError> {
+fn quantised<F: Format>(to: &mut Memory, columns: usize, row_bytes: usize, bytes: &[u8]) -> io::Result<Piece<F>> {
     let per_row = columns / (F::PARTS * BLOCK);
     let groups = (bytes.len() / row_bytes).div_ceil(GROUP);
-    let mut out = Vec::new();
-    out.try_reserve_exact(groups * per_row)?;
-    out.resize(groups * per_row, F::zeroed());
-    for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
-        let blocks = &mut out[row / GROUP * per_row..][..per_row];
-        for (block, bytes) in blocks.iter_mut().zip(bytes.chunks_exact(row_bytes / per_row)) {
-            block.put(row % GROUP, bytes);
+    to.filled(groups * per_row, |out: &mut [F]| {
+        for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+            let blocks = &mut out[row / GROUP * per_row..][..per_row];
+            for (block, bytes) in blocks.iter_mut().zip(bytes.chunks_exact(row_bytes / per_row)) {
+                block.put(row % GROUP, bytes);
+            }
         }
-    }
-    Ok(out)
+    })
 }
 
-fn floats<F: Float>(columns: usize, row_bytes: usize, bytes: &[u8]) -> Result<Vec<F>, TryReserveError> {
+fn floats<F: Float>(to: &mut Memory, columns: usize, row_bytes: usize, bytes: &[u8]) -> io::Result<Piece<F>> {
     let groups = (bytes.len() / row_bytes).div_ceil(GROUP);
-    let mut out = Vec::new();
-    out.try_reserve_exact(groups * columns)?;
-    out.resize(groups * columns, F::zeroed());
-    for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
-        let lanes = &mut out[row / GROUP * columns..][..columns];
-        for (column, bytes) in lanes.iter_mut().zip(bytes.chunks_exact(row_bytes / columns)) {
-            column.put(row % GROUP, bytes);
+    to.filled(groups * columns, |out: &mut [F]| {
+        for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+            let lanes = &mut out[row / GROUP * columns..][..columns];
+            for (column, bytes) in lanes.iter_mut().zip(bytes.chunks_exact(row_bytes / columns)) {
+                column.put(row % GROUP, bytes);
+            }
         }
-    }
-    Ok(out)
+    })
 }
 
 struct QuantisedTile<'a, V, F, const T: usize> {

@@ -73,7 +73,7 @@ impl<const T: usize> PartOp for Part<'_, T> {
 fn check(block: BlockType, rows: usize, parts: usize, seed: u64, x: &[f32]) -> Result<(), TestCaseError> {
     let columns = parts * block.block_len().max(BLOCK);
     let bytes = random_blocks(block, rows * columns, seed);
-    let matrix = PackedMatrix::pack(block, rows, columns, &bytes).unwrap();
+    let matrix = PackedMatrix::pack(&mut Memory::default(), block, rows, columns, &bytes).unwrap();
 
     // Packing loses nothing.
     let mut plain = vec![0.0; rows * columns];
@@ -152,7 +152,8 @@ fn a_matrix_takes_what_it_takes_in_the_file() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let refused = |block, rows, columns, bytes: usize| PackedMatrix::pack(block, rows, columns, &vec![0; bytes]).unwrap_err();
+    let refused =
+        |block, rows, columns, bytes: usize| PackedMatrix::pack(&mut Memory::default(), block, rows, columns, &vec![0; bytes]).unwrap_err();
     assert!(matches!(refused(BlockType::Q4_0, 1, 33, 18), PackError::Shape { .. }));
     assert!(matches!(refused(BlockType::Q4_0, 2, 32, 18), PackError::Shape { .. }));
     assert!(matches!(refused(BlockType::Q4_0, usize::MAX, 32, 18), PackError::Shape { .. }));
