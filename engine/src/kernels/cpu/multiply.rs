@@ -11,6 +11,9 @@ use crate::config::Activation;
 /// Activations of this many bytes stay in a core's second-level cache while all weights pass by.
 const CACHED: usize = 192 << 10;
 
+/// Weights of this many bytes stay in a core's first-level cache beside a tile.
+const HELD: usize = 20 << 10;
+
 /// Rows of activations, made ready for matrices. Kept from step to step for its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
@@ -164,13 +167,18 @@ impl Op for MultiplyGroups<'_> {
 
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
-        for group in self.groups.clone() {
+        // A tile meets several groups while it is in the first-level cache, and these stay there for the next tile.
+        let matrix = self.product.matrix;
+        let together = (HELD / (matrix.bytes() / matrix.groups().max(1)).max(1)).max(1);
+        for start in self.groups.clone().step_by(together) {
             for (first, width) in tiles(self.rows.clone()) {
-                match width {
-                    1 => self.tile::<S, 1>(s, group, first),
-                    2 => self.tile::<S, 2>(s, group, first),
-                    4 => s.each_part(MultiplyTile::<4> { work: &self, group, first }),
-                    _ => s.each_part(MultiplyTile::<TILE> { work: &self, group, first }),
+                for group in start..self.groups.end.min(start + together) {
+                    match width {
+                        1 => self.tile::<S, 1>(s, group, first),
+                        2 => self.tile::<S, 2>(s, group, first),
+                        4 => s.each_part(MultiplyTile::<4> { work: &self, group, first }),
+                        _ => s.each_part(MultiplyTile::<TILE> { work: &self, group, first }),
+                    }
                 }
             }
         }
