@@ -17,7 +17,7 @@ use crate::config::RopeLayout;
 use crate::kernels::{AttentionShape, Batch, KvShape, PAGE_TOKENS, Rotation, Run};
 
 /// Queries that share the reading of a key or value.
-const QUERIES: usize = 4;
+const QUERIES: usize = 6;
 /// Rows of a sequence that are one piece of work.
 const ROWS: usize = 4;
 /// The largest half-precision number: larger keys and values are held at it, so that all that is stored is finite.
@@ -210,6 +210,8 @@ impl Op for AttendPiece<'_> {
                 1 => attend::<S, 1, 2>(s, &mut self, [queries[0]]),
                 2 => attend::<S, 2, 2>(s, &mut self, [queries[0], queries[1]]),
                 3 => attend::<S, 3, 1>(s, &mut self, [queries[0], queries[1], queries[2]]),
+                4 => attend::<S, 4, 1>(s, &mut self, [queries[0], queries[1], queries[2], queries[3]]),
+                5 => attend::<S, 5, 1>(s, &mut self, [queries[0], queries[1], queries[2], queries[3], queries[4]]),
                 _ => attend::<S, QUERIES, 1>(s, &mut self, queries),
             }
             first += count;

@@ -39,44 +39,66 @@ fn half(bits: u16) -> f32 {
     f16::from_bits(bits).to_f32()
 }
 
-/// Unsigned weights of 4, 5 or 6 bits: nibbles and, for the wider ones, further bits. The order of the bits is described at
-/// [`Vector::dot_fours`] and its like.
+/// Four bytes of a block: elements, or parts of elements, that stay together.
 #[inline(always)]
-fn place(row: usize, element: usize) -> (usize, usize, usize) {
-    let (half, j, i) = (element / 16, element % 16 / 4, element % 4);
-    (64 * j + 4 * row + i, 4 * row + i, 4 * half + j)
+fn four(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-fn put_low(low: &mut [u8; 256], row: usize, element: usize, value: u8) {
-    let (byte, _, bit) = place(row, element);
-    let shift = bit / 4 * 4;
-    low[byte] = low[byte] & !(15 << shift) | (value & 15) << shift;
+/// Sets four bytes of a row.
+#[inline(always)]
+fn put_four(bytes: &mut [u8], at: usize, four: u32) {
+    bytes[at..at + 4].copy_from_slice(&four.to_le_bytes());
+}
+
+/// Sets a row's low four bits from those of its elements, which `elements` gives from `4·j` on, in the low nibbles of four bytes. The
+/// order is described at [`Vector::dot_fours`] and its like.
+#[inline(always)]
+fn put_low(low: &mut [u8; 256], row: usize, elements: impl Fn(usize) -> u32) {
+    const NIBBLES: u32 = 0x0f0f_0f0f;
+    for j in 0..4 {
+        put_four(low, 64 * j + 4 * row, elements(j) & NIBBLES | (elements(4 + j) & NIBBLES) << 4);
+    }
+}
+
+/// Sets a row's fifth bits, which `elements` gives in the lowest bits of four bytes.
+#[inline(always)]
+fn put_fifths(high: &mut [u8; 64], row: usize, elements: impl Fn(usize) -> u32) {
+    let bits = (0..8).fold(0, |bits, j| bits | (elements(j) & 0x0101_0101) << j);
+    put_four(high, 4 * row, bits);
+}
+
+/// Sets a row's fifth and sixth bits, which `elements` gives in the two lowest bits of four bytes.
+#[inline(always)]
+fn put_uppers(high: &mut [u8; 128], row: usize, elements: impl Fn(usize) -> u32) {
+    for half in 0..2 {
+        let bits = (0..4).fold(0, |bits, j| bits | (elements(4 * half + j) & 0x0303_0303) << (2 * j));
+        put_four(high, 64 * half + 4 * row, bits);
+    }
 }
 
 fn low(low: &[u8; 256], row: usize, element: usize) -> u8 {
-    let (byte, _, bit) = place(row, element);
-    low[byte] >> (bit / 4 * 4) & 15
-}
-
-fn put_fifth(high: &mut [u8; 64], row: usize, element: usize, value: u8) {
-    let (_, byte, bit) = place(row, element);
-    high[byte] = high[byte] & !(1 << bit) | (value >> 4 & 1) << bit;
+    low[64 * (element % 16 / 4) + 4 * row + element % 4] >> (element / 16 * 4) & 15
 }
 
 fn fifth(high: &[u8; 64], row: usize, element: usize) -> u8 {
-    let (_, byte, bit) = place(row, element);
-    (high[byte] >> bit & 1) << 4
-}
-
-fn put_upper(high: &mut [u8; 128], row: usize, element: usize, value: u8) {
-    let (_, byte, bit) = place(row, element);
-    let (byte, shift) = (64 * (bit / 4) + byte, bit % 4 * 2);
-    high[byte] = high[byte] & !(3 << shift) | (value >> 4 & 3) << shift;
+    (high[4 * row + element % 4] >> (element / 4) & 1) << 4
 }
 
 fn upper(high: &[u8; 128], row: usize, element: usize) -> u8 {
-    let (_, byte, bit) = place(row, element);
-    (high[64 * (bit / 4) + byte] >> (bit % 4 * 2) & 3) << 4
+    (high[64 * (element / 16) + 4 * row + element % 4] >> (element % 16 / 4 * 2) & 3) << 4
+}
+
+/// The nibbles of the simple formats: element `i` in the low half of byte `i`, element `16 + i` in the high one.
+fn nibbles(bytes: &[u8]) -> impl Fn(usize) -> u32 {
+    |j| four(bytes, 4 * (j % 4)) >> (j / 4 * 4)
+}
+
+/// The fifth bits of the simple formats: bit `i` of four bytes is that of element `i`.
+fn fifth_bits(bytes: &[u8]) -> impl Fn(usize) -> u32 {
+    let bits = four(bytes, 0);
+    // The four lowest bits, one to each byte: products with these powers of two do not meet in their lowest bits.
+    move |j| (bits >> (4 * j) & 15) * 0x0020_4081 & 0x0101_0101
 }
 
 /// The six-bit scale and offset of part `part` of eight, from the twelve bytes of Q4_K and Q5_K: see
@@ -86,6 +108,14 @@ fn six_bits(packed: &[u8], part: usize) -> (u8, u8) {
         (packed[part] & 63, packed[part + 4] & 63)
     } else {
         (packed[part + 4] & 15 | packed[part - 4] >> 6 << 4, packed[part + 4] >> 4 | packed[part] >> 6 << 4)
+    }
+}
+
+/// A single row waits for memory; more rows find the weights in a cache.
+#[inline(always)]
+fn fetch_after<V: Vector, F: Pod, const T: usize>(v: V, weights: &F) {
+    if T == 1 {
+        v.fetch_after(weights);
     }
 }
 
@@ -117,10 +147,7 @@ impl Format for Q4_0 {
 
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
-        for (i, byte) in bytes[2..18].iter().enumerate() {
-            put_low(&mut self.low, row, i, *byte);
-            put_low(&mut self.low, row, 16 + i, byte >> 4);
-        }
+        put_low(&mut self.low, row, nibbles(&bytes[2..18]));
     }
 
     fn row(&self, row: usize, out: &mut [f32]) {
@@ -132,6 +159,7 @@ impl Format for Q4_0 {
 
     #[inline(always)]
     fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        fetch_after::<V, _, T>(v, self);
         let sums = v.dot_fours::<T, true>(&self.low, &x[0]);
         add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
     }
@@ -152,10 +180,7 @@ impl Format for Q4_1 {
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
         self.offset[row] = half_bits(&bytes[2..]);
-        for (i, byte) in bytes[4..20].iter().enumerate() {
-            put_low(&mut self.low, row, i, *byte);
-            put_low(&mut self.low, row, 16 + i, byte >> 4);
-        }
+        put_low(&mut self.low, row, nibbles(&bytes[4..20]));
     }
 
     fn row(&self, row: usize, out: &mut [f32]) {
@@ -167,6 +192,7 @@ impl Format for Q4_1 {
 
     #[inline(always)]
     fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        fetch_after::<V, _, T>(v, self);
         let sums = v.dot_fours::<T, false>(&self.low, &x[0]);
         add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
         add_offset(v, v.load_half(&self.offset), &x[0], totals);
@@ -182,23 +208,13 @@ pub(super) struct Q5_0 {
     scale: [u16; GROUP],
 }
 
-fn put_fives(low: &mut [u8; 256], high: &mut [u8; 64], row: usize, fifths: &[u8], nibbles: &[u8]) {
-    let fifths = u32::from_le_bytes([fifths[0], fifths[1], fifths[2], fifths[3]]);
-    let bit = |element: usize| (fifths >> element & 1) as u8;
-    for (i, byte) in nibbles.iter().enumerate() {
-        for (element, nibble) in [(i, byte & 15), (16 + i, byte >> 4)] {
-            put_low(low, row, element, nibble);
-            put_fifth(high, row, element, bit(element) << 4);
-        }
-    }
-}
-
 impl Format for Q5_0 {
     const PARTS: usize = 1;
 
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
-        put_fives(&mut self.low, &mut self.high, row, &bytes[2..6], &bytes[6..22]);
+        put_fifths(&mut self.high, row, fifth_bits(&bytes[2..6]));
+        put_low(&mut self.low, row, nibbles(&bytes[6..22]));
     }
 
     fn row(&self, row: usize, out: &mut [f32]) {
@@ -211,6 +227,7 @@ impl Format for Q5_0 {
 
     #[inline(always)]
     fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        fetch_after::<V, _, T>(v, self);
         let sums = v.dot_fives::<T, true>(&self.low, &self.high, &x[0]);
         add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
     }
@@ -232,7 +249,8 @@ impl Format for Q5_1 {
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
         self.offset[row] = half_bits(&bytes[2..]);
-        put_fives(&mut self.low, &mut self.high, row, &bytes[4..8], &bytes[8..24]);
+        put_fifths(&mut self.high, row, fifth_bits(&bytes[4..8]));
+        put_low(&mut self.low, row, nibbles(&bytes[8..24]));
     }
 
     fn row(&self, row: usize, out: &mut [f32]) {
@@ -245,6 +263,7 @@ impl Format for Q5_1 {
 
     #[inline(always)]
     fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        fetch_after::<V, _, T>(v, self);
         let sums = v.dot_fives::<T, false>(&self.low, &self.high, &x[0]);
         add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
         add_offset(v, v.load_half(&self.offset), &x[0], totals);
@@ -264,8 +283,9 @@ impl Format for Q8_0 {
 
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
-        for (i, byte) in bytes[2..34].iter().enumerate() {
-            self.bytes[64 * (i / 4) + 4 * row + i % 4] = *byte as i8;
+        let to: &mut [u8; 512] = bytemuck::cast_mut(&mut self.bytes);
+        for j in 0..8 {
+            put_four(to, 64 * j + 4 * row, four(&bytes[2..34], 4 * j));
         }
     }
 
@@ -278,6 +298,7 @@ impl Format for Q8_0 {
 
     #[inline(always)]
     fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        fetch_after::<V, _, T>(v, self);
         let sums = v.dot_eights::<T>(&self.bytes, &x[0]);
         add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
     }
@@ -324,12 +345,11 @@ impl Format for Q4K {
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
         self.offset[row] = half_bits(&bytes[2..]);
-        let (packed, nibbles) = (&bytes[4..16], &bytes[16..144]);
+        let (packed, (nibbles, _)) = (&bytes[4..16], bytes[16..144].as_chunks::<32>());
         for (p, part) in self.parts.iter_mut().enumerate() {
             (part.scales[row], part.offsets[row]) = six_bits(packed, p);
-            for (i, byte) in nibbles[p / 2 * 32..][..32].iter().enumerate() {
-                put_low(&mut part.low, row, i, byte >> (p % 2 * 4));
-            }
+            let nibbles = &nibbles[p / 2];
+            put_low(&mut part.low, row, |j| four(nibbles, 4 * j) >> (p % 2 * 4));
         }
     }
 
@@ -347,6 +367,7 @@ impl Format for Q4K {
     fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
         let (scale, offset) = (v.load_half(&self.scale), v.load_half(&self.offset));
         for (part, x) in self.parts.iter().zip(x) {
+            fetch_after::<V, _, T>(v, part);
             let sums = v.dot_fours::<T, false>(&part.low, x);
             add_k(v, sums, (scale, &part.scales), (offset, &part.offsets), x, totals);
         }
@@ -377,13 +398,12 @@ impl Format for Q5K {
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
         self.offset[row] = half_bits(&bytes[2..]);
-        let (packed, fifths, nibbles) = (&bytes[4..16], &bytes[16..48], &bytes[48..176]);
+        let (packed, fifths, (nibbles, _)) = (&bytes[4..16], &bytes[16..48], bytes[48..176].as_chunks::<32>());
         for (p, part) in self.parts.iter_mut().enumerate() {
             (part.scales[row], part.offsets[row]) = six_bits(packed, p);
-            for (i, byte) in nibbles[p / 2 * 32..][..32].iter().enumerate() {
-                put_low(&mut part.low, row, i, byte >> (p % 2 * 4));
-                put_fifth(&mut part.high, row, i, fifths[i] >> p << 4);
-            }
+            let nibbles = &nibbles[p / 2];
+            put_low(&mut part.low, row, |j| four(nibbles, 4 * j) >> (p % 2 * 4));
+            put_fifths(&mut part.high, row, |j| four(fifths, 4 * j) >> p);
         }
     }
 
@@ -402,6 +422,7 @@ impl Format for Q5K {
     fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
         let (scale, offset) = (v.load_half(&self.scale), v.load_half(&self.offset));
         for (part, x) in self.parts.iter().zip(x) {
+            fetch_after::<V, _, T>(v, part);
             let sums = v.dot_fives::<T, false>(&part.low, &part.high, x);
             add_k(v, sums, (scale, &part.scales), (offset, &part.offsets), x, totals);
         }
@@ -428,16 +449,15 @@ impl Format for Q6K {
     const PARTS: usize = 8;
 
     fn put(&mut self, row: usize, bytes: &[u8]) {
-        let (nibbles, uppers, scales) = (&bytes[..128], &bytes[128..192], &bytes[192..208]);
+        let ((nibbles, _), (uppers, _)) = (bytes[..128].as_chunks::<32>(), bytes[128..192].as_chunks::<32>());
+        let scales = &bytes[192..208];
         self.scale[row] = half_bits(&bytes[208..]);
         for (p, part) in self.parts.iter_mut().enumerate() {
             // Four parts to each half of the block: two in low nibbles, two in high ones.
             let (half, quarter) = (p / 4, p % 4);
-            for i in 0..BLOCK {
-                let nibble = nibbles[64 * half + 32 * (quarter % 2) + i] >> (quarter / 2 * 4);
-                put_low(&mut part.low, row, i, nibble);
-                put_upper(&mut part.high, row, i, uppers[32 * half + i] >> (quarter * 2) << 4);
-            }
+            let (nibbles, uppers) = (&nibbles[2 * half + quarter % 2], &uppers[half]);
+            put_low(&mut part.low, row, |j| four(nibbles, 4 * j) >> (quarter / 2 * 4));
+            put_uppers(&mut part.high, row, |j| four(uppers, 4 * j) >> (quarter * 2));
             for half in 0..2 {
                 part.scales[half][row] = scales[2 * p + half] as i8;
             }
@@ -458,6 +478,7 @@ impl Format for Q6K {
     fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
         let scale = v.load_half(&self.scale);
         for (part, x) in self.parts.iter().zip(x) {
+            fetch_after::<V, _, T>(v, part);
             let sums = v.dot_sixes::<T>(&part.low, &part.high, &part.scales, x);
             add_scaled(v, sums, scale, x, totals);
         }

@@ -22,6 +22,8 @@ pub(crate) use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 
+use bytemuck::Pod;
+
 use super::activations::Tile;
 
 /// Lanes of a vector, whatever the width of the machine's registers.
@@ -107,6 +109,13 @@ pub(crate) trait Vector: Copy + Send + Sync + 'static {
     fn to_ints(self, a: Self::F) -> Self::I;
     /// Writes lanes in `-128..=127` as bytes.
     fn store_i8(self, a: Self::I, to: &mut [i8; LANES]);
+
+    /// Tells the processor that as many bytes as `near` has, which lie some way after it, will be read soon. Whether they are there does
+    /// not matter.
+    #[inline(always)]
+    fn fetch_after<T: Pod>(self, near: &T) {
+        let _ = near;
+    }
 
     /// Dot products of rows of 4-bit weights, one row for each lane, with the rows of a tile, over all 32 elements. With `CENTRED` a weight stands
     /// for itself less 8.

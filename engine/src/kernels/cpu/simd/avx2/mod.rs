@@ -3,9 +3,11 @@
 mod part;
 
 use std::arch::x86_64::{
-    __m128, __m256, __m256i, _mm_add_epi16, _mm_add_ps, _mm_cvtsi128_si32, _mm_cvtss_f32, _mm_loadu_si128, _mm_maddubs_epi16, _mm_max_ps,
-    _mm_movehl_ps, _mm_set1_epi8, _mm_shuffle_ps, _mm_srli_si128, _mm256_castps256_ps128, _mm256_extractf128_ps,
+    __m128, __m256, __m256i, _MM_HINT_T0, _mm_add_epi16, _mm_add_ps, _mm_cvtsi128_si32, _mm_cvtss_f32, _mm_loadu_si128, _mm_maddubs_epi16,
+    _mm_max_ps, _mm_movehl_ps, _mm_prefetch, _mm_set1_epi8, _mm_shuffle_ps, _mm_srli_si128, _mm256_castps256_ps128, _mm256_extractf128_ps,
 };
+
+use bytemuck::Pod;
 
 use super::{LANES, Op, PartOp, Simd, Tile, Vector};
 
@@ -226,6 +228,17 @@ impl Vector for Avx2 {
         let (first, second) = self.parts();
         first.store_i8(a[0], to);
         second.store_i8(a[1], to);
+    }
+
+    #[inline(always)]
+    fn fetch_after<T: Pod>(self, near: &T) {
+        // As far as some blocks of weights, which take the time that memory does.
+        const AHEAD: usize = 2048;
+        for line in 0..size_of::<T>().div_ceil(64) {
+            let there = std::ptr::from_ref(near).cast::<i8>().wrapping_add(AHEAD + 64 * line);
+            // SAFETY: the machine has the instruction, which reads nothing and takes any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(there) }
+        }
     }
 
     #[inline(always)]
