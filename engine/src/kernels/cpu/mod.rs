@@ -3,6 +3,7 @@
 
 mod activations;
 mod attention;
+mod buffers;
 mod math;
 mod memory;
 mod multiply;
@@ -106,9 +107,9 @@ impl Kernels for Flex {
         let (x, norm) = (elements(x), Normed::new(norm));
         work.prepare(&x, Some(norm.parts()), &matrices);
         let rows = x.len() / queries.columns();
-        let mut outs = matrices.map(|matrix| vec![0.0; rows * matrix.rows()]);
+        let mut outs = matrices.map(|matrix| work.buffers.take(rows, matrix.rows()));
         let biases = linears.map(bias);
-        let [q, k, v] = outs.each_mut().map(|out| Parts::new(out));
+        let [q, k, v] = outs.each_mut().map(|out| Parts::new(out.storage_mut::<f32>()));
         let [q_bias, k_bias, v_bias] = biases.each_ref().map(Option::as_deref);
         let products = [
             Product { matrix: queries, bias: q_bias, finish: Finish::Set, out: q },
@@ -116,8 +117,7 @@ impl Kernels for Flex {
             Product { matrix: values, bias: v_bias, finish: Finish::Set, out: v },
         ];
         multiply(&mut work.pool, work.isa, &work.prepared, &products);
-        let [q, k, v] = outs;
-        [tensor(q, queries.rows()), tensor(k, keys.rows()), tensor(v, values.rows())]
+        outs.map(|out| work.buffers.give(out))
     }
 
     fn attend(
@@ -134,7 +134,7 @@ impl Kernels for Flex {
         };
         let norms = norms.map(|norm| norm.map(Normed::new));
         let width = shape.heads * pages.shape().value_length;
-        let mut out = vec![0.0; batch.positions().len() * width];
+        let mut out = work.buffers.take(batch.positions().len(), width);
         let attention = Attention {
             shape,
             query_norm: norms[0].as_ref().map(Normed::parts),
@@ -145,8 +145,8 @@ impl Kernels for Flex {
             keys: &elements(keys),
             values: &elements(values),
         };
-        attention.run(&mut work.pool, work.isa, &mut work.scratch, pages, &mut out);
-        tensor(out, width)
+        attention.run(&mut work.pool, work.isa, &mut work.scratch, pages, out.storage_mut::<f32>());
+        work.buffers.give(out)
     }
 
     fn project_add(
@@ -173,11 +173,13 @@ impl Kernels for Flex {
                 multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
             }
             Some(norm) => {
-                let mut out = vec![0.0; to.len()];
-                let product = Product { matrix, bias: bias.as_deref(), finish: Finish::Set, out: Parts::new(&mut out) };
+                let mut out = work.buffers.take(to.len() / matrix.rows(), matrix.rows());
+                let parts = Parts::new(out.storage_mut::<f32>());
+                let product = Product { matrix, bias: bias.as_deref(), finish: Finish::Set, out: parts };
                 multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
                 let (norm, columns, isa) = (Normed::new(norm), matrix.rows(), work.isa);
-                let to = Parts::new(to);
+                let out = work.buffers.give(out);
+                let (out, to) = (out.storage::<f32>(), Parts::new(to));
                 let rows = out.len() / columns;
                 each_share(&mut work.pool, rows, rows > 8, |mine| {
                     let range = mine.start * columns..mine.end * columns;
@@ -195,10 +197,11 @@ impl Kernels for Flex {
         };
         let (x, norm) = (elements(x), Normed::new(norm));
         work.prepare(&x, Some(norm.parts()), &[matrix, up]);
-        let mut out = vec![0.0; x.len() / matrix.columns() * matrix.rows()];
-        let product = Product { matrix, bias: None, finish: Finish::Gate(gate.activation, up), out: Parts::new(&mut out) };
+        let mut out = work.buffers.take(x.len() / matrix.columns(), matrix.rows());
+        let to = Parts::new(out.storage_mut::<f32>());
+        let product = Product { matrix, bias: None, finish: Finish::Gate(gate.activation, up), out: to };
         multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
-        tensor(out, matrix.rows())
+        work.buffers.give(out)
     }
 
     fn logits(

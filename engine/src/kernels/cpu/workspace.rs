@@ -1,6 +1,7 @@
 //! What the CPU kernels work with besides their arguments: threads, an instruction set, memory that is kept.
 
 use super::attention::Scratch;
+use super::buffers::Buffers;
 use super::memory::Memory;
 use super::multiply::Prepared;
 use super::packed::PackedMatrix;
@@ -16,6 +17,7 @@ pub struct Workspace {
     /// Where the stage's weights are put.
     pub(super) memory: Memory,
     pub(super) prepared: Prepared,
+    pub(super) buffers: Buffers,
     pub(super) scratch: Vec<Scratch>,
 }
 
@@ -30,7 +32,14 @@ impl Workspace {
 
     /// The same with a given instruction set.
     pub(crate) fn with(threads: usize, isa: Isa) -> std::io::Result<Self> {
-        Ok(Self { pool: Pool::new(threads)?, isa, memory: Memory::default(), prepared: Prepared::default(), scratch: Vec::new() })
+        Ok(Self {
+            pool: Pool::new(threads)?,
+            isa,
+            memory: Memory::default(),
+            prepared: Prepared::default(),
+            buffers: Buffers::default(),
+            scratch: Vec::new(),
+        })
     }
 
     /// The instruction set's name, for logs.
