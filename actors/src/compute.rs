@@ -13,11 +13,12 @@ use shoal_engine::tokenizer::{DecodeStream, Tokenizer};
 use crate::card::DeviceCard;
 use crate::env::{Clock, Compute, ComputeError, TextDecoder, TextModel};
 use crate::request::{ChatMessage, Prompt};
+use crate::survey;
 
 /// Runs stages with the engine.
 #[derive(Debug, Clone)]
 pub struct EngineCompute {
-    devices: Vec<DeviceCard>,
+    threads: u32,
     clock: Arc<dyn Clock>,
 }
 
@@ -26,15 +27,19 @@ fn failed(error: impl std::fmt::Display) -> ComputeError {
 }
 
 impl EngineCompute {
-    /// Computes on these devices.
-    pub fn new(devices: Vec<DeviceCard>, clock: Arc<dyn Clock>) -> Self {
-        Self { devices, clock }
+    /// Computes on this machine's processor, with so many threads.
+    pub fn new(threads: u32, clock: Arc<dyn Clock>) -> Self {
+        Self { threads, clock }
     }
 }
 
 impl Compute for EngineCompute {
     fn devices(&self) -> Vec<DeviceCard> {
-        self.devices.clone()
+        vec![survey::processor(self.threads)]
+    }
+
+    fn measure(&self) -> Vec<DeviceCard> {
+        vec![survey::measured_processor(&*self.clock, self.threads)]
     }
 
     fn model_card(&self, path: &Path) -> Result<ModelCard, ComputeError> {

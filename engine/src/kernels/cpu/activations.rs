@@ -61,17 +61,6 @@ pub(crate) fn tiles(rows: std::ops::Range<usize>) -> impl Iterator<Item = (usize
     })
 }
 
-/// How many tiles there are of `rows` rows.
-pub(crate) fn tile_count(rows: usize) -> usize {
-    rows / TILE + (rows % TILE).count_ones() as usize
-}
-
-/// The first row and the width of tile `index` of `rows` rows.
-pub(crate) fn tile_at(rows: usize, index: usize) -> (usize, usize) {
-    let whole = rows / TILE;
-    if index < whole { (index * TILE, TILE) } else { tiles(whole * TILE..rows).nth(index - whole).unwrap_or((rows, 0)) }
-}
-
 /// Magnitudes below this are taken for zero: their reciprocal would overflow.
 const SMALLEST: f32 = 1e-30;
 
@@ -235,10 +224,8 @@ mod tests {
     fn tiles_cover_all_rows_in_order() {
         for rows in 0..70 {
             let all: Vec<_> = tiles(0..rows).collect();
-            assert_eq!(all.len(), tile_count(rows));
             let mut next = 0;
-            for (index, &(first, width)) in all.iter().enumerate() {
-                assert_eq!((first, width), tile_at(rows, index));
+            for &(first, width) in &all {
                 assert_eq!(first, next);
                 assert!(width <= TILE && width.is_power_of_two());
                 next += width;

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::math::{exp, padded, rms_factor};
+use super::math::{RowNorm, exp, normalise_in_place, padded, softcap};
 use super::multiply::each_share;
 use super::pages::Pages;
 use super::pool::{Parts, Pool};
@@ -29,10 +29,12 @@ const SMALLEST_EXPONENT: f32 = -87.0;
 pub(crate) struct Attention<'a> {
     /// Heads, scale, window.
     pub(crate) shape: &'a AttentionShape,
-    /// Weight and epsilon of the norm of query heads.
-    pub(crate) query_norm: Option<(&'a [f32], f32)>,
-    /// Weight and epsilon of the norm of key heads.
-    pub(crate) key_norm: Option<(&'a [f32], f32)>,
+    /// A score for each head that gives nothing.
+    pub(crate) sinks: Option<&'a [f32]>,
+    /// Norm of query heads.
+    pub(crate) query_norm: Option<RowNorm<'a>>,
+    /// Norm of key heads.
+    pub(crate) key_norm: Option<RowNorm<'a>>,
     /// Angles of the rows.
     pub(crate) rotation: &'a Rotation,
     /// The rows' places.
@@ -103,12 +105,9 @@ struct Piece<'a> {
 
 /// Normalises and turns a head, as the architecture asks.
 #[inline(always)]
-fn place_head<S: Simd>(s: S, head: &mut [f32], norm: Option<(&[f32], f32)>, rotation: &Rotation, row: usize) {
-    if let Some((weight, epsilon)) = norm {
-        let factor = rms_factor(s, head, epsilon);
-        for (value, weight) in head.iter_mut().zip(weight) {
-            *value = *value * factor * weight;
-        }
+fn place_head<S: Simd>(s: S, head: &mut [f32], norm: Option<RowNorm<'_>>, rotation: &Rotation, row: usize) {
+    if let Some(norm) = norm {
+        normalise_in_place(s, head, norm);
     }
     let (cos, sin) = rotation.row(row);
     let pairs = cos.len();
@@ -264,7 +263,8 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
             for j in 0..M {
                 let to = &mut scratch.scores[j * len + base + first * LANES..][..W * LANES];
                 for (to, sum) in to.as_chunks_mut::<LANES>().0.iter_mut().zip(sums[j]) {
-                    s.store(s.mul(sum, scale), to);
+                    let score = s.mul(sum, scale);
+                    s.store(shape.softcap.map_or(score, |cap| softcap(s, score, cap)), to);
                 }
             }
         }
@@ -280,7 +280,13 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
         for scores in scores.iter() {
             largest = s.max(largest, s.load(scores));
         }
-        let largest = s.splat(s.max_of(largest));
+        let mut largest = s.max_of(largest);
+        let sink = attention.sinks.map(|sinks| sinks[queries[j].head]);
+        if let Some(sink) = sink.filter(|sink| *sink > largest) {
+            largest = sink;
+        }
+        let top = largest;
+        let largest = s.splat(largest);
         let mut sum = s.splat(0.0);
         for scores in scores {
             let exponent = s.sub(s.load(scores), largest);
@@ -288,7 +294,13 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
             sum = s.add(sum, weight);
             s.store(weight, scores);
         }
-        inverse[j] = 1.0 / s.sum_of(sum);
+        let mut sum = s.sum_of(sum);
+        if let Some(sink) = sink {
+            let mut lanes = [0.0; LANES];
+            s.store(exp(s, s.splat(sink - top)), &mut lanes);
+            sum += lanes[0];
+        }
+        inverse[j] = 1.0 / sum;
     }
 
     let mut weights = [&scratch.scores.as_chunks().0[..0]; M];

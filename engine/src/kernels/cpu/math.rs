@@ -1,6 +1,7 @@
 //! Elementary functions and row operations with the same bits on every instruction set.
 
 use super::simd::{LANES, Simd, Vector};
+use crate::config::{Activation, NormKind};
 
 /// eˣ, to about one unit in the last place between −87 and 88, and held at those bounds outside.
 ///
@@ -42,6 +43,37 @@ pub(crate) fn gelu<V: Vector>(s: V, x: V::F) -> V::F {
     gate(s, x, s.mul(inner, s.splat(2.0 * 0.797_884_6)))
 }
 
+/// What an activation makes of a gate and of what it opens; of the gate alone if that is all.
+#[inline(always)]
+pub(crate) fn activate<V: Vector>(s: V, activation: Activation, x: V::F, up: Option<V::F>) -> V::F {
+    let (open, up) = match activation {
+        Activation::Silu => (silu(s, x), up),
+        Activation::GeluTanh => (gelu(s, x), up),
+        Activation::ReluSquared => {
+            let positive = s.max(x, s.splat(0.0));
+            (s.mul(positive, positive), up)
+        }
+        Activation::ClampedSilu => {
+            let x = s.min(x, s.splat(7.0));
+            let up = up.map(|up| s.add(s.min(s.max(up, s.splat(-7.0)), s.splat(7.0)), s.splat(1.0)));
+            (gate(s, x, s.mul(x, s.splat(1.702))), up)
+        }
+    };
+    match up {
+        Some(up) => s.mul(open, up),
+        None => open,
+    }
+}
+
+/// `cap · tanh(x / cap)`.
+#[inline(always)]
+pub(crate) fn softcap<V: Vector>(s: V, x: V::F, cap: f32) -> V::F {
+    // tanh y = 1 − 2 / (1 + e²ʸ)
+    let e = exp(s, s.mul(x, s.splat(2.0 / cap)));
+    let tanh = s.sub(s.splat(1.0), s.div(s.splat(2.0), s.add(s.splat(1.0), e)));
+    s.mul(tanh, s.splat(cap))
+}
+
 /// Up to sixteen values, with zeros after them.
 #[inline(always)]
 pub(crate) fn padded(values: &[f32]) -> [f32; LANES] {
@@ -80,6 +112,48 @@ pub(crate) fn rms_norm<S: Simd>(s: S, row: &[f32], weight: &[f32], epsilon: f32,
     }
     for ((row, weight), out) in row_rest.iter().zip(weight_rest).zip(out_rest) {
         *out = row * factor * weight;
+    }
+}
+
+/// A norm's numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowNorm<'a> {
+    /// How rows are normalised.
+    pub(crate) kind: NormKind,
+    /// Multiplies normalised elements.
+    pub(crate) weight: &'a [f32],
+    /// Is added then.
+    pub(crate) bias: Option<&'a [f32]>,
+    /// Is added to the mean of squares.
+    pub(crate) epsilon: f32,
+}
+
+/// Writes `row` normalised to the front of `out`, which may be longer.
+#[inline(always)]
+pub(crate) fn normalise<S: Simd>(s: S, row: &[f32], norm: RowNorm<'_>, out: &mut [f32]) {
+    let out = &mut out[..row.len()];
+    if let (NormKind::RootMeanSquare, None) = (norm.kind, norm.bias) {
+        return rms_norm(s, row, norm.weight, norm.epsilon, out);
+    }
+    out.copy_from_slice(row);
+    normalise_in_place(s, out, norm);
+}
+
+/// The same where the row is.
+#[inline(always)]
+pub(crate) fn normalise_in_place<S: Simd>(s: S, row: &mut [f32], norm: RowNorm<'_>) {
+    if norm.kind == NormKind::Layer {
+        let mut sum = s.splat(0.0);
+        for chunk in row.chunks(LANES) {
+            sum = s.add(sum, s.load(&padded(chunk)));
+        }
+        let mean = s.sum_of(sum) / row.len() as f32;
+        row.iter_mut().for_each(|value| *value -= mean);
+    }
+    let factor = rms_factor(s, row, norm.epsilon);
+    row.iter_mut().zip(norm.weight).for_each(|(value, weight)| *value = *value * factor * weight);
+    if let Some(bias) = norm.bias {
+        row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Products of packed matrices with rows of activations: normalise, quantise, multiply, and what is done to the product
 //! before it is written.
 
-use super::activations::{ActivationBlock, TILE, quantise, tile_at, tile_count, tiles};
-use super::math::{gelu, rms_norm, silu};
+use super::activations::{ActivationBlock, TILE, quantise, tiles};
+use super::math::{RowNorm, activate, normalise};
 use super::packed::{GROUP, Input, PackedMatrix};
 use super::pool::{Parts, Pool, share};
 use super::simd::{BLOCK, Isa, LANES, Op, PartOp, Simd, Vector};
@@ -19,32 +19,39 @@ const HELD: usize = 20 << 10;
 pub(crate) struct Prepared {
     columns: usize,
     rows: usize,
+    /// First row and number of rows of each tile.
+    tiles: Vec<(usize, usize)>,
     blocks: Vec<ActivationBlock>,
     floats: Vec<f32>,
 }
 
 impl Prepared {
-    /// Makes rows of `columns` elements ready: normalised with `norm` (weight and epsilon) if given, in blocks if
-    /// `in_blocks`, as they are if `as_floats`.
+    /// Makes rows of `columns` elements ready: normalised with `norm` if given, in blocks if
+    /// `in_blocks`, as they are if `as_floats`. Products take one of the `runs` of rows, which follow each other, or all rows if that is
+    /// the only one.
     pub(crate) fn fill(
         &mut self,
         pool: &mut Pool,
         isa: Isa,
         x: &[f32],
         columns: usize,
-        norm: Option<(&[f32], f32)>,
+        norm: Option<RowNorm<'_>>,
         (in_blocks, as_floats): (bool, bool),
+        runs: &[std::ops::Range<usize>],
     ) {
         let rows = x.len() / columns;
         let per_row = if in_blocks { columns / BLOCK } else { 0 };
         let kept = if as_floats { columns } else { 0 };
         (self.rows, self.columns) = (rows, columns);
+        self.tiles.clear();
+        self.tiles.extend(runs.iter().cloned().flat_map(tiles));
         self.blocks.resize(rows * per_row, ActivationBlock::ZERO);
         self.floats.resize(rows * kept, 0.0);
         let (blocks, floats) = (Parts::new(&mut self.blocks), Parts::new(&mut self.floats));
         // One row is made ready faster than another thread is told to.
-        each_share(pool, tile_count(rows), rows > 1, |mine| {
-            for (first, width) in mine.map(|index| tile_at(rows, index)) {
+        let all = &self.tiles;
+        each_share(pool, all.len(), rows > 1, |mine| {
+            for &(first, width) in &all[mine] {
                 let tile = first..first + width;
                 // SAFETY: tiles are disjoint.
                 let (blocks, floats) =
@@ -78,7 +85,7 @@ struct PrepareTile<'a> {
     x: &'a [f32],
     columns: usize,
     width: usize,
-    norm: Option<(&'a [f32], f32)>,
+    norm: Option<RowNorm<'a>>,
     blocks: &'a mut [ActivationBlock],
     floats: &'a mut [f32],
 }
@@ -91,8 +98,8 @@ impl Op for PrepareTile<'_> {
         let mut normed = vec![0.0; if self.norm.is_some() { self.columns } else { 0 }];
         for (t, row) in self.x.chunks_exact(self.columns).enumerate() {
             let row = match self.norm {
-                Some((weight, epsilon)) => {
-                    rms_norm(s, row, weight, epsilon, &mut normed);
+                Some(norm) => {
+                    normalise(s, row, norm, &mut normed);
                     &normed
                 }
                 None => row,
@@ -114,10 +121,12 @@ impl Op for PrepareTile<'_> {
 pub(crate) enum Finish<'a> {
     /// It is written as it is.
     Set,
-    /// It is added to what is there.
-    Add,
-    /// It goes through the activation and is multiplied with the product of this second matrix, of the same shape.
-    Gate(Activation, &'a PackedMatrix),
+    /// Times this it is added to what is there.
+    Add(f32),
+    /// It goes through the activation.
+    Activate(Activation),
+    /// It goes through the activation and opens the product of this second matrix, of the same shape, with its bias.
+    Gate(Activation, &'a PackedMatrix, Option<&'a [f32]>),
 }
 
 /// One matrix to multiply with.
@@ -128,7 +137,9 @@ pub(crate) struct Product<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// What then.
     pub(crate) finish: Finish<'a>,
-    /// Where to: rows of as many elements as the matrix has rows.
+    /// Which of the prepared rows; all if not given.
+    pub(crate) rows: Option<std::ops::Range<usize>>,
+    /// Where to: rows of as many elements as the matrix has rows, for each of the rows that it takes.
     pub(crate) out: Parts<'a, f32>,
 }
 
@@ -138,21 +149,30 @@ pub(crate) fn multiply(pool: &mut Pool, isa: Isa, prepared: &Prepared, products:
     let groups: usize = products.iter().map(|product| product.matrix.groups()).sum();
     let row_bytes = input.columns * if input.blocks.is_empty() { 4 } else { size_of::<ActivationBlock>() / BLOCK };
     let chunk = (CACHED / row_bytes.max(1)).next_multiple_of(TILE).max(4 * TILE);
+    let longest = products.iter().map(|product| product.taken(prepared.rows).len()).max().unwrap_or(0);
     each_share(pool, groups, true, |mine| {
-        for first in (0..prepared.rows).step_by(chunk) {
-            let rows = first..prepared.rows.min(first + chunk);
+        for skipped in (0..longest).step_by(chunk) {
             let mut before = 0;
             for product in products {
                 let count = product.matrix.groups();
                 let (start, end) = (mine.start.max(before), mine.end.min(before + count));
-                if start < end {
+                let taken = product.taken(prepared.rows);
+                let rows = taken.start + skipped..taken.end.min(taken.start + skipped + chunk);
+                if start < end && !rows.is_empty() {
                     let groups = start - before..end - before;
-                    isa.run(MultiplyGroups { input: &input, product, groups, rows: rows.clone() });
+                    isa.run(MultiplyGroups { input: &input, product, groups, rows });
                 }
                 before += count;
             }
         }
     });
+}
+
+impl Product<'_> {
+    /// The rows that it takes, of so many.
+    fn taken(&self, rows: usize) -> std::ops::Range<usize> {
+        self.rows.clone().unwrap_or(0..rows)
+    }
 }
 
 struct MultiplyGroups<'a> {
@@ -205,33 +225,44 @@ impl<const T: usize> PartOp for MultiplyTile<'_, T> {
 impl MultiplyGroups<'_> {
     #[inline(always)]
     fn tile<V: Vector, const T: usize>(&self, v: V, group: usize, first: usize) {
-        let Product { matrix, bias, finish, out } = self.product;
+        let Product { matrix, bias, finish, rows, out } = self.product;
+        let skipped = rows.as_ref().map_or(0, |rows| rows.start);
         let first_lane = group * GROUP;
         let lanes = GROUP.min(matrix.rows() - first_lane);
         let mut totals = matrix.tile::<V, T>(v, group, self.input, first);
-        if let Some(bias) = bias {
+        let add_bias = |totals: &mut [V::F; T], bias: &[f32]| {
             let mut padded = [0.0; LANES];
             padded[..lanes].copy_from_slice(&bias[first_lane..first_lane + lanes]);
             let bias = v.load(&padded);
-            for total in &mut totals {
+            for total in totals {
                 *total = v.add(*total, bias);
             }
+        };
+        if let Some(bias) = bias {
+            add_bias(&mut totals, bias);
         }
-        if let Finish::Gate(activation, up) = finish {
-            let up = up.tile::<V, T>(v, group, self.input, first);
-            for t in 0..T {
-                let gate = match activation {
-                    Activation::Silu => silu(v, totals[t]),
-                    Activation::GeluTanh => gelu(v, totals[t]),
-                };
-                totals[t] = v.mul(gate, up[t]);
+        let mut add = false;
+        match finish {
+            Finish::Set => {}
+            Finish::Add(scale) => {
+                add = true;
+                totals = totals.map(|total| v.mul(total, v.splat(*scale)));
+            }
+            Finish::Activate(activation) => totals = totals.map(|total| activate(v, *activation, total, None)),
+            Finish::Gate(activation, up, up_bias) => {
+                let mut ups = up.tile::<V, T>(v, group, self.input, first);
+                if let Some(bias) = up_bias {
+                    add_bias(&mut ups, bias);
+                }
+                for t in 0..T {
+                    totals[t] = activate(v, *activation, totals[t], Some(ups[t]));
+                }
             }
         }
         for (t, total) in totals.into_iter().enumerate() {
-            let start = (first + t) * matrix.rows() + first_lane;
+            let start = (first - skipped + t) * matrix.rows() + first_lane;
             // SAFETY: a group of a matrix's rows is one thread's, and no other product writes to this buffer.
             let out = unsafe { out.part(start..start + lanes) };
-            let add = matches!(finish, Finish::Add);
             if let Ok(out) = <&mut [f32; LANES]>::try_from(&mut *out) {
                 v.store(if add { v.add(total, v.load(out)) } else { total }, out);
             } else {

@@ -49,7 +49,7 @@ pub fn measure(threads: usize, now: &dyn Fn() -> Duration) -> std::io::Result<Cp
         for _ in 0..TIMES {
             let begin = now();
             workspace.prepare(&x, None, &[&matrix]);
-            let product = Product { matrix: &matrix, bias: None, finish: Finish::Set, out: Parts::new(&mut out) };
+            let product = Product { matrix: &matrix, bias: None, finish: Finish::Set, rows: None, out: Parts::new(&mut out) };
             multiply(&mut workspace.pool, workspace.isa, &workspace.prepared, &[product]);
             *best = best.min(now().saturating_sub(begin).as_secs_f64().max(1e-9));
         }

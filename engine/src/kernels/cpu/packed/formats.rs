@@ -31,17 +31,17 @@ pub(super) trait Format: Pod + Send + Sync {
     fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]);
 }
 
-fn half_bits(bytes: &[u8]) -> u16 {
+pub(super) fn half_bits(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-fn half(bits: u16) -> f32 {
+pub(super) fn half(bits: u16) -> f32 {
     f16::from_bits(bits).to_f32()
 }
 
 /// Four bytes of a block: elements, or parts of elements, that stay together.
 #[inline(always)]
-fn four(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn four(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
@@ -54,7 +54,7 @@ fn put_four(bytes: &mut [u8], at: usize, four: u32) {
 /// Sets a row's low four bits from those of its elements, which `elements` gives from `4·j` on, in the low nibbles of four bytes. The
 /// order is described at [`Vector::dot_fours`] and its like.
 #[inline(always)]
-fn put_low(low: &mut [u8; 256], row: usize, elements: impl Fn(usize) -> u32) {
+pub(super) fn put_low(low: &mut [u8; 256], row: usize, elements: impl Fn(usize) -> u32) {
     const NIBBLES: u32 = 0x0f0f_0f0f;
     for j in 0..4 {
         put_four(low, 64 * j + 4 * row, elements(j) & NIBBLES | (elements(4 + j) & NIBBLES) << 4);
@@ -77,7 +77,7 @@ fn put_uppers(high: &mut [u8; 128], row: usize, elements: impl Fn(usize) -> u32)
     }
 }
 
-fn low(low: &[u8; 256], row: usize, element: usize) -> u8 {
+pub(super) fn low(low: &[u8; 256], row: usize, element: usize) -> u8 {
     low[64 * (element % 16 / 4) + 4 * row + element % 4] >> (element / 16 * 4) & 15
 }
 
@@ -113,14 +113,14 @@ fn six_bits(packed: &[u8], part: usize) -> (u8, u8) {
 
 /// A single row waits for memory; more rows find the weights in a cache.
 #[inline(always)]
-fn fetch_after<V: Vector, F: Pod, const T: usize>(v: V, weights: &F) {
+pub(super) fn fetch_after<V: Vector, F: Pod, const T: usize>(v: V, weights: &F) {
     if T == 1 {
         v.fetch_after(weights);
     }
 }
 
 #[inline(always)]
-fn add_scaled<V: Vector, const T: usize>(v: V, sums: [V::I; T], scale: V::F, x: &Tile<T>, totals: &mut [V::F; T]) {
+pub(super) fn add_scaled<V: Vector, const T: usize>(v: V, sums: [V::I; T], scale: V::F, x: &Tile<T>, totals: &mut [V::F; T]) {
     for t in 0..T {
         let product = v.mul(v.to_floats(sums[t]), scale);
         totals[t] = v.fma(product, v.splat(x.scale[t]), totals[t]);

@@ -3,10 +3,12 @@
 //! Rows are taken in groups of sixteen, one for each lane; the last group is filled up with rows of zeros. Within a
 //! group blocks follow each other along the columns, and a block holds, for its sixteen rows, four columns of the first
 //! row, four of the second and so on: what one step of an integer dot product takes. Nothing is rounded, and a
-//! matrix takes the memory that it takes in the file, but for the scales of Q4_K and Q5_K, whose six bits become a byte.
+//! matrix takes the memory that it takes in the file, but for the scales of Q4_K and Q5_K, whose six bits become a byte, and for types
+//! of less than four bits, which become nibbles.
 
 mod floats;
 mod formats;
+mod levels;
 #[cfg(test)]
 mod tests;
 
@@ -17,9 +19,10 @@ use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::activations::{ActivationBlock, Tile};
 use super::memory::{Memory, Piece};
 use super::simd::{BLOCK, LANES, PartOp, Vector};
-use crate::quant::BlockType;
+use crate::quant::{self, BlockType};
 
 use floats::{Brain, Float, Half, Single};
+use levels::{Iq4Nl, LongLevels, Mxfp4, Q2K};
 
 /// Rows of a group.
 pub(crate) const GROUP: usize = LANES;
@@ -43,6 +46,10 @@ enum Data {
     Q4K(Piece<Q4K>),
     Q5K(Piece<Q5K>),
     Q6K(Piece<Q6K>),
+    Q2K(Piece<Q2K>),
+    Iq4Nl(Piece<Iq4Nl>),
+    Mxfp4(Piece<Mxfp4>),
+    LongLevels(Piece<LongLevels>),
     Single(Piece<Single>),
     Half(Piece<Half>),
     Brain(Piece<Brain>),
@@ -60,6 +67,10 @@ macro_rules! each {
             Data::Q4K($quantised) => $with_blocks,
             Data::Q5K($quantised) => $with_blocks,
             Data::Q6K($quantised) => $with_blocks,
+            Data::Q2K($quantised) => $with_blocks,
+            Data::Iq4Nl($quantised) => $with_blocks,
+            Data::Mxfp4($quantised) => $with_blocks,
+            Data::LongLevels($quantised) => $with_blocks,
             Data::Single($floats) => $with_floats,
             Data::Half($floats) => $with_floats,
             Data::Brain($floats) => $with_floats,
@@ -127,9 +138,13 @@ impl PackedMatrix {
             BlockType::Q4_K => quantised(to, columns, row_bytes, bytes).map(Data::Q4K),
             BlockType::Q5_K => quantised(to, columns, row_bytes, bytes).map(Data::Q5K),
             BlockType::Q6_K => quantised(to, columns, row_bytes, bytes).map(Data::Q6K),
+            BlockType::Q2_K => quantised(to, columns, row_bytes, bytes).map(Data::Q2K),
+            BlockType::IQ4_NL => quantised(to, columns, row_bytes, bytes).map(Data::Iq4Nl),
+            BlockType::MXFP4 => quantised(to, columns, row_bytes, bytes).map(Data::Mxfp4),
             BlockType::F32 => floats(to, columns, row_bytes, bytes).map(Data::Single),
             BlockType::F16 => floats(to, columns, row_bytes, bytes).map(Data::Half),
             BlockType::BF16 => floats(to, columns, row_bytes, bytes).map(Data::Brain),
+            other if has_long_levels(other) => packed(to, Some(LongLevels::of(other)), columns, row_bytes, bytes).map(Data::LongLevels),
             other => return Err(PackError::Unsupported(other)),
         };
         Ok(Self { rows, columns, data: data.map_err(memory)? })
@@ -146,9 +161,13 @@ impl PackedMatrix {
             BlockType::Q4_K => spanned::<Q4K>(),
             BlockType::Q5_K => spanned::<Q5K>(),
             BlockType::Q6_K => spanned::<Q6K>(),
+            BlockType::Q2_K => spanned::<Q2K>(),
+            BlockType::IQ4_NL => spanned::<Iq4Nl>(),
+            BlockType::MXFP4 => spanned::<Mxfp4>(),
             BlockType::F32 => (1, size_of::<Single>()),
             BlockType::F16 => (1, size_of::<Half>()),
             BlockType::BF16 => (1, size_of::<Brain>()),
+            other if has_long_levels(other) => spanned::<LongLevels>(),
             _ => return None,
         };
         if !columns.is_multiple_of(span) {
@@ -236,10 +255,23 @@ fn group_of<F: Format>(blocks: &[F], columns: usize, group: usize) -> (&[F], usi
     (&blocks[group * count..][..count], span)
 }
 
+/// Whether [`LongLevels`] holds blocks of the type.
+fn has_long_levels(block: BlockType) -> bool {
+    quant::levels(block).is_some() && block.block_len() == quant::LONGEST
+}
+
 fn quantised<F: Format>(to: &mut Memory, columns: usize, row_bytes: usize, bytes: &[u8]) -> io::Result<Piece<F>> {
+    packed(to, None, columns, row_bytes, bytes)
+}
+
+/// Packs rows into copies of `empty`, or of zeros.
+fn packed<F: Format>(to: &mut Memory, empty: Option<F>, columns: usize, row_bytes: usize, bytes: &[u8]) -> io::Result<Piece<F>> {
     let per_row = columns / (F::PARTS * BLOCK);
     let groups = (bytes.len() / row_bytes).div_ceil(GROUP);
     to.filled(groups * per_row, |out: &mut [F]| {
+        if let Some(empty) = empty {
+            out.fill(empty);
+        }
         for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
             let blocks = &mut out[row / GROUP * per_row..][..per_row];
             for (block, bytes) in blocks.iter_mut().zip(bytes.chunks_exact(row_bytes / per_row)) {

@@ -139,15 +139,27 @@ fn a_matrix_takes_what_it_takes_in_the_file() {
     for block in TYPES {
         let (rows, columns) = (48, 512);
         let in_file = block.row_bytes(rows * columns).unwrap() as u64;
-        // The eight six-bit scales and offsets of these take a byte each, not twelve together.
-        let more = if matches!(block, BlockType::Q4_K | BlockType::Q5_K) { 4 * 48 * 2 } else { 0 };
-        assert_eq!(PackedMatrix::bytes_for(block, rows, columns), Some(in_file + more), "{block}");
+        let elements = (rows * columns) as u64;
+        let held = match block {
+            // The eight six-bit scales and offsets of these take a byte each, not twelve together.
+            BlockType::Q4_K | BlockType::Q5_K => in_file + 4 * 48 * 2,
+            // A nibble and a sixteenth of a scale for each element, two common scales.
+            BlockType::Q2_K => elements / 2 + 2 * elements / 16 + 2 * 2 * elements / 256,
+            // A scale of two bytes and not one.
+            BlockType::MXFP4 => in_file + elements / 32,
+            _ if quant::levels(block).is_some() && block.block_len() == 256 => {
+                // The levels and what else is the same for sixteen rows take as much as the scales.
+                elements / 2 + elements / 16 + 2 * 2 * elements / 256
+            }
+            _ => in_file,
+        };
+        assert_eq!(PackedMatrix::bytes_for(block, rows, columns), Some(held), "{block}");
         // Rows are taken by sixteen.
-        assert_eq!(PackedMatrix::bytes_for(block, rows - 15, columns), Some(in_file + more), "{block}");
+        assert_eq!(PackedMatrix::bytes_for(block, rows - 15, columns), Some(held), "{block}");
     }
     assert_eq!(PackedMatrix::bytes_for(BlockType::Q4_0, 16, 33), None);
     assert_eq!(PackedMatrix::bytes_for(BlockType::Q8_0, usize::MAX, usize::MAX & !31), None);
-    assert_eq!(PackedMatrix::bytes_for(BlockType::Q3_K, 16, 256), None);
+    assert_eq!(PackedMatrix::bytes_for(BlockType::NVFP4, 16, 256), None);
 }
 
 #[test]
@@ -158,5 +170,5 @@ fn what_does_not_fit_is_refused() {
     assert!(matches!(refused(BlockType::Q4_0, 2, 32, 18), PackError::Shape { .. }));
     assert!(matches!(refused(BlockType::Q4_0, usize::MAX, 32, 18), PackError::Shape { .. }));
     assert!(matches!(refused(BlockType::F32, 3, 0, 0), PackError::Shape { .. }));
-    assert!(matches!(refused(BlockType::Q3_K, 1, 256, 110), PackError::Unsupported(BlockType::Q3_K)));
+    assert!(matches!(refused(BlockType::NVFP4, 1, 64, 36), PackError::Unsupported(BlockType::NVFP4)));
 }

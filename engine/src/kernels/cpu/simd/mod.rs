@@ -133,6 +133,16 @@ pub(crate) trait Vector: Copy + Send + Sync + 'static {
     /// over elements 16–31 with its second.
     fn dot_sixes<const T: usize>(self, low: &[u8; 256], high: &[u8; 128], scales: &[[i8; LANES]; 2], x: &Tile<T>) -> [Self::I; T];
 
+    /// The same for 4-bit weights, not centred, where the sum over elements 0–15 is multiplied with the row's first scale, and that over
+    /// elements 16–31 with its second; scales are below 128.
+    fn dot_halves<const T: usize>(self, low: &[u8; 256], scales: &[[u8; LANES]; 2], x: &Tile<T>) -> [Self::I; T];
+
+    /// The sums of the activations alone, elements 0–15 times the row's first scale and elements 16–31 times its second.
+    fn sum_halves<const T: usize>(self, scales: &[[u8; LANES]; 2], x: &Tile<T>) -> [Self::I; T];
+
+    /// The same as [`dot_halves`](Self::dot_halves) where the nibbles are places in `levels`, of magnitudes up to 127.
+    fn dot_levels<const T: usize>(self, low: &[u8; 256], levels: &[i8; LANES], scales: &[[i8; LANES]; 2], x: &Tile<T>) -> [Self::I; T];
+
     /// The same for signed bytes: byte `64·j + 4·row + i` is the row's element `4·j + i`.
     fn dot_eights<const T: usize>(self, bytes: &[i8; 512], x: &Tile<T>) -> [Self::I; T];
 }

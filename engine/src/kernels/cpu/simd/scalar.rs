@@ -44,6 +44,12 @@ fn dot_halves<const T: usize>(weight: impl Fn(usize, usize) -> i32, x: &Tile<T>)
     sums
 }
 
+/// The sum of both halves, each times its scale.
+#[inline(always)]
+fn scaled<const T: usize>([first, second]: [[[i32; LANES]; T]; 2], [a, b]: [[i32; LANES]; 2]) -> [[i32; LANES]; T] {
+    std::array::from_fn(|t| std::array::from_fn(|row| first[t][row] * a[row] + second[t][row] * b[row]))
+}
+
 #[inline(always)]
 fn dot<const T: usize>(weight: impl Fn(usize, usize) -> i32, x: &Tile<T>) -> [[i32; LANES]; T] {
     let [first, second] = dot_halves(weight, x);
@@ -216,10 +222,24 @@ impl Vector for Scalar {
     #[inline(always)]
     fn dot_sixes<const T: usize>(self, low: &[u8; 256], high: &[u8; 128], scales: &[[i8; LANES]; 2], x: &Tile<T>) -> [Self::I; T] {
         let upper = |row: usize, element: usize| high[64 * (element / 16) + 4 * row + element % 4] >> (element % 16 / 4 * 2) & 3;
-        let [first, second] = dot_halves(|row, element| i32::from(nibble(low, row, element) | upper(row, element) << 4) - 32, x);
-        let [first_scales, second_scales] = scales.map(|scales| scales.map(i32::from));
-        let scaled = |sums, scales| zip_ints(sums, scales, |a, b| a * b);
-        std::array::from_fn(|t| zip_ints(scaled(first[t], first_scales), scaled(second[t], second_scales), |a, b| a + b))
+        let halves = dot_halves(|row, element| i32::from(nibble(low, row, element) | upper(row, element) << 4) - 32, x);
+        scaled(halves, scales.map(|scales| scales.map(i32::from)))
+    }
+
+    #[inline(always)]
+    fn dot_halves<const T: usize>(self, low: &[u8; 256], scales: &[[u8; LANES]; 2], x: &Tile<T>) -> [Self::I; T] {
+        scaled(dot_halves(|row, element| i32::from(nibble(low, row, element)), x), scales.map(|scales| scales.map(i32::from)))
+    }
+
+    #[inline(always)]
+    fn sum_halves<const T: usize>(self, scales: &[[u8; LANES]; 2], x: &Tile<T>) -> [Self::I; T] {
+        scaled(dot_halves(|_, _| 1, x), scales.map(|scales| scales.map(i32::from)))
+    }
+
+    #[inline(always)]
+    fn dot_levels<const T: usize>(self, low: &[u8; 256], levels: &[i8; LANES], scales: &[[i8; LANES]; 2], x: &Tile<T>) -> [Self::I; T] {
+        let level = |row: usize, element: usize| i32::from(levels[usize::from(nibble(low, row, element))]);
+        scaled(dot_halves(level, x), scales.map(|scales| scales.map(i32::from)))
     }
 
     #[inline(always)]

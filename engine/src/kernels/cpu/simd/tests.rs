@@ -48,6 +48,9 @@ impl Op for Floats {
     }
 }
 
+/// How many results the integer operations have: two rows of nine, and one.
+const COUNT: usize = 19;
+
 /// Every integer operation.
 struct Ints<'a> {
     low: &'a [u8; 256],
@@ -74,6 +77,13 @@ impl PartOp for (Ints<'_>, &mut [[f32; LANES]]) {
         results.extend(v.dot_fives::<2, true>(low, fifths, x));
         results.extend(v.dot_sixes::<2>(low, high, &scales, x));
         results.extend(v.dot_eights::<2>(&signed, x));
+        // Scales up to the largest that there may be.
+        let unsigned: [[u8; LANES]; 2] = scales.map(|scales| scales.map(|scale| scale as u8 & 127));
+        results.extend(v.dot_halves::<2>(low, &unsigned, x));
+        results.extend(v.sum_halves::<2>(&unsigned, x));
+        // Every level there is, the largest magnitudes too.
+        let levels = std::array::from_fn(|i| if high[i] == 0x80 { -127 } else { high[i] as i8 });
+        results.extend(v.dot_levels::<2>(low, &levels, &scales, x));
         results.push(v.load_u8(low.first_chunk().unwrap()));
         for (result, out) in results.into_iter().zip(out) {
             v.store(v.to_floats(result), out);
@@ -86,7 +96,7 @@ impl Op for Ints<'_> {
 
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) -> Self::Output {
-        let mut out = vec![[0.0; LANES]; 13];
+        let mut out = vec![[0.0; LANES]; COUNT];
         s.call((self, out.as_mut_slice()));
         out
     }
@@ -112,7 +122,7 @@ impl Op for IntsInParts<'_> {
 
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) -> Self::Output {
-        let out = std::cell::RefCell::new(vec![[0.0; LANES]; 13]);
+        let out = std::cell::RefCell::new(vec![[0.0; LANES]; COUNT]);
         s.each_part(OnePart(&self.0, &out));
         out.into_inner()
     }
@@ -222,12 +232,19 @@ fn weights_lie_as_is_described() {
         let [centred_fives] = Scalar.dot_fives::<1, true>(&low, &fifths, &x);
         let [sixes] = Scalar.dot_sixes::<1>(&low, &high, &scales, &x);
         let [bytes] = Scalar.dot_eights::<1>(&eights, &x);
+        let unsigned = scales.map(|scales: [i8; LANES]| scales.map(|scale| scale as u8 & 127));
+        let [halves] = Scalar.dot_halves::<1>(&low, &unsigned, &x);
+        let [sums] = Scalar.sum_halves::<1>(&unsigned, &x);
+        let [levels] = Scalar.dot_levels::<1>(&low, &std::array::from_fn(|i| 5 * i as i8 - 40), &scales, &x);
         for row in 0..LANES {
             let value = i32::from(value(row, element));
             assert_eq!((fours[row], centred_fours[row]), (value % 16, value % 16 - 8));
             assert_eq!((fives[row], centred_fives[row]), (value % 32, value % 32 - 16));
             assert_eq!(sixes[row], (value - 32) * i32::from(scales[element / 16][row]));
             assert_eq!(bytes[row], value);
+            let (signed, unsigned) = (i32::from(scales[element / 16][row]), i32::from(unsigned[element / 16][row]));
+            assert_eq!((halves[row], sums[row]), (value % 16 * unsigned, unsigned));
+            assert_eq!(levels[row], (5 * (value % 16) - 40) * signed);
         }
     }
 }

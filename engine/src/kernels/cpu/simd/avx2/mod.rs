@@ -260,6 +260,24 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    fn dot_halves<const T: usize>(self, low: &[u8; 256], scales: &[[u8; LANES]; 2], x: &Tile<T>) -> [Self::I; T] {
+        let (first, second) = self.parts();
+        join(first.dot_halves::<T>(low, scales, x), second.dot_halves::<T>(low, scales, x))
+    }
+
+    #[inline(always)]
+    fn sum_halves<const T: usize>(self, scales: &[[u8; LANES]; 2], x: &Tile<T>) -> [Self::I; T] {
+        let (first, second) = self.parts();
+        join(first.sum_halves::<T>(scales, x), second.sum_halves::<T>(scales, x))
+    }
+
+    #[inline(always)]
+    fn dot_levels<const T: usize>(self, low: &[u8; 256], levels: &[i8; LANES], scales: &[[i8; LANES]; 2], x: &Tile<T>) -> [Self::I; T] {
+        let (first, second) = self.parts();
+        join(first.dot_levels::<T>(low, levels, scales, x), second.dot_levels::<T>(low, levels, scales, x))
+    }
+
+    #[inline(always)]
     fn dot_eights<const T: usize>(self, bytes: &[i8; 512], x: &Tile<T>) -> [Self::I; T] {
         let (first, second) = self.parts();
         join(first.dot_eights::<T>(bytes, x), second.dot_eights::<T>(bytes, x))

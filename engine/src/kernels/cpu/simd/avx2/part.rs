@@ -3,12 +3,13 @@
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_GT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_loadl_epi64, _mm_loadu_si128, _mm_packs_epi16,
     _mm_packs_epi32, _mm_storel_epi64, _mm_storeu_si128, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps,
-    _mm256_and_si256, _mm256_andnot_ps, _mm256_blend_epi16, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps,
-    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32,
-    _mm256_cvtps_ph, _mm256_div_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_round_ps,
-    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_slli_epi16,
-    _mm256_slli_epi32, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_ps,
+    _mm256_and_si256, _mm256_andnot_ps, _mm256_blend_epi16, _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128,
+    _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
+    _mm256_cvtps_epi32, _mm256_cvtps_ph, _mm256_div_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_or_si256,
+    _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_shuffle_epi8,
+    _mm256_sign_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srai_epi32, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_epi32,
+    _mm256_sub_ps,
 };
 
 use super::super::{LANES, PartOp, Tile, Vector};
@@ -71,6 +72,35 @@ impl<const PART: usize> Part<PART> {
     fn multiply<const T: usize>(self, sums: &mut [__m256i; T], weights: __m256i, x: &[[i8; 4]; T]) {
         for t in 0..T {
             sums[t] = proven!(_mm256_add_epi16(sums[t], _mm256_maddubs_epi16(weights, self.four(&x[t]))));
+        }
+    }
+
+    /// Pairs of products of signed weights and four activations of each row, in sixteen bits.
+    #[inline(always)]
+    fn signed_products<const T: usize>(self, weights: __m256i, x: &[[i8; 4]; T]) -> [__m256i; T] {
+        // |w| · (x with w's sign): the sum of two products is at most 2 · 128 · 127 < 2¹⁵.
+        let magnitudes = proven!(_mm256_abs_epi8(weights));
+        let mut products = [self.zero(); T];
+        for t in 0..T {
+            products[t] = proven!(_mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(self.four(&x[t]), weights)));
+        }
+        products
+    }
+
+    /// Each lane's scale in both of its sixteen-bit halves.
+    #[inline(always)]
+    fn scales(self, scales: &[i8; LANES]) -> __m256i {
+        proven!({
+            let scales = _mm256_cvtepi8_epi32(_mm_loadl_epi64(scales.as_ptr().add(8 * PART).cast()));
+            _mm256_blend_epi16::<0b1010_1010>(scales, _mm256_slli_epi32::<16>(scales))
+        })
+    }
+
+    /// Adds pairs of sixteen-bit sums, times scales, to 32-bit sums.
+    #[inline(always)]
+    fn add_scaled<const T: usize>(self, totals: &mut [__m256i; T], sums: [__m256i; T], scales: __m256i) {
+        for t in 0..T {
+            totals[t] = proven!(_mm256_add_epi32(totals[t], _mm256_madd_epi16(sums[t], scales)));
         }
     }
 
@@ -278,13 +308,53 @@ impl<const PART: usize> Vector for Part<PART> {
                 });
                 self.multiply(&mut sums, weights, &x.values[4 * half + j]);
             }
-            // Each lane's scale in both of its sixteen-bit halves.
-            let scales = proven!({
-                let scales = _mm256_cvtepi8_epi32(_mm_loadl_epi64(scales[half].as_ptr().add(8 * PART).cast()));
-                _mm256_blend_epi16::<0b1010_1010>(scales, _mm256_slli_epi32::<16>(scales))
-            });
-            for t in 0..T {
-                totals[t] = proven!(_mm256_add_epi32(totals[t], _mm256_madd_epi16(sums[t], scales)));
+            self.add_scaled(&mut totals, sums, self.scales(&scales[half]));
+        }
+        totals
+    }
+
+    #[inline(always)]
+    fn dot_halves<const T: usize>(self, low: &[u8; 256], scales: &[[u8; LANES]; 2], x: &Tile<T>) -> [Self::I; T] {
+        let scales: &[[i8; LANES]; 2] = bytemuck::cast_ref(scales);
+        let mut totals = [self.zero(); T];
+        for half in 0..2 {
+            let mut sums = [self.zero(); T];
+            for j in 0..4 {
+                let bytes = self.bytes(low, 64 * j);
+                let weights = if half == 0 { self.low(bytes) } else { self.high(bytes) };
+                self.multiply(&mut sums, weights, &x.values[4 * half + j]);
+            }
+            self.add_scaled(&mut totals, sums, self.scales(&scales[half]));
+        }
+        totals
+    }
+
+    #[inline(always)]
+    fn sum_halves<const T: usize>(self, scales: &[[u8; LANES]; 2], x: &Tile<T>) -> [Self::I; T] {
+        let scales: &[[i8; LANES]; 2] = bytemuck::cast_ref(scales);
+        let mut totals = [self.zero(); T];
+        for half in 0..2 {
+            self.add_scaled(&mut totals, self.begin(&x.minus_32_fold[half]), self.scales(&scales[half]));
+        }
+        // Whole multiples of −32.
+        for total in &mut totals {
+            *total = proven!(_mm256_srai_epi32::<5>(_mm256_sub_epi32(_mm256_setzero_si256(), *total)));
+        }
+        totals
+    }
+
+    #[inline(always)]
+    fn dot_levels<const T: usize>(self, low: &[u8; 256], levels: &[i8; LANES], scales: &[[i8; LANES]; 2], x: &Tile<T>) -> [Self::I; T] {
+        let levels = proven!(_mm256_broadcastsi128_si256(_mm_loadu_si128(levels.as_ptr().cast())));
+        let mut totals = [self.zero(); T];
+        for half in 0..2 {
+            let scales = self.scales(&scales[half]);
+            for j in 0..4 {
+                let bytes = self.bytes(low, 64 * j);
+                let places = if half == 0 { self.low(bytes) } else { self.high(bytes) };
+                let weights = proven!(_mm256_shuffle_epi8(levels, places));
+                let products = self.signed_products(weights, &x.values[4 * half + j]);
+                self.add_scaled(&mut totals, products, scales);
             }
         }
         totals
@@ -295,16 +365,8 @@ impl<const PART: usize> Vector for Part<PART> {
         let bytes: &[u8; 512] = bytemuck::cast_ref(bytes);
         let mut sums = [self.zero(); T];
         for j in 0..8 {
-            // |w| · (x with w's sign): the sum of two products is at most 2 · 128 · 127 < 2¹⁵.
-            let weights = self.bytes(bytes, 64 * j);
-            let magnitudes = proven!(_mm256_abs_epi8(weights));
-            for t in 0..T {
-                sums[t] = proven!({
-                    let signed = _mm256_sign_epi8(self.four(&x.values[j][t]), weights);
-                    let products = _mm256_maddubs_epi16(magnitudes, signed);
-                    _mm256_add_epi32(sums[t], _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
-                });
-            }
+            let products = self.signed_products(self.bytes(bytes, 64 * j), &x.values[j]);
+            self.add_scaled(&mut sums, products, proven!(_mm256_set1_epi16(1)));
         }
         sums
     }
