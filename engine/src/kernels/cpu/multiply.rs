@@ -25,20 +25,23 @@ pub(crate) struct Prepared {
     floats: Vec<f32>,
 }
 
+/// Rows of activations to make ready.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    /// Their elements.
+    pub(crate) x: &'a [f32],
+    /// How many of them are one row.
+    pub(crate) columns: usize,
+    /// They are normalised with this.
+    pub(crate) norm: Option<RowNorm<'a>>,
+    /// Products take one of these runs of rows, which follow each other, or all rows if there is only one.
+    pub(crate) runs: &'a [std::ops::Range<usize>],
+}
+
 impl Prepared {
-    /// Makes rows of `columns` elements ready: normalised with `norm` if given, in blocks if
-    /// `in_blocks`, as they are if `as_floats`. Products take one of the `runs` of rows, which follow each other, or all rows if that is
-    /// the only one.
-    pub(crate) fn fill(
-        &mut self,
-        pool: &mut Pool,
-        isa: Isa,
-        x: &[f32],
-        columns: usize,
-        norm: Option<RowNorm<'_>>,
-        (in_blocks, as_floats): (bool, bool),
-        runs: &[std::ops::Range<usize>],
-    ) {
+    /// Makes rows ready, in blocks if `in_blocks`, as they are if `as_floats`.
+    pub(crate) fn fill(&mut self, pool: &mut Pool, isa: Isa, rows: &Rows<'_>, (in_blocks, as_floats): (bool, bool)) {
+        let &Rows { x, columns, norm, runs } = rows;
         let rows = x.len() / columns;
         let per_row = if in_blocks { columns / BLOCK } else { 0 };
         let kept = if as_floats { columns } else { 0 };

@@ -4,7 +4,7 @@ use super::attention::Scratch;
 use super::buffers::Buffers;
 use super::math::{RowNorm, normalise};
 use super::memory::Memory;
-use super::multiply::{Prepared, each_share};
+use super::multiply::{Prepared, Rows, each_share};
 use super::packed::PackedMatrix;
 use super::pool::{Parts, Pool};
 use super::simd::{Isa, Op, Simd};
@@ -79,7 +79,7 @@ impl Workspace {
         let columns = matrices.first().map_or(1, |matrix| matrix.columns());
         let in_blocks = matrices.iter().any(|matrix| matrix.takes_blocks());
         let as_floats = matrices.iter().any(|matrix| !matrix.takes_blocks());
-        self.prepared.fill(&mut self.pool, self.isa, x, columns, norm, (in_blocks, as_floats), runs);
+        self.prepared.fill(&mut self.pool, self.isa, &Rows { x, columns, norm, runs }, (in_blocks, as_floats));
     }
 }
 

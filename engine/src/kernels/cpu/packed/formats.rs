@@ -98,7 +98,7 @@ fn nibbles(bytes: &[u8]) -> impl Fn(usize) -> u32 {
 fn fifth_bits(bytes: &[u8]) -> impl Fn(usize) -> u32 {
     let bits = four(bytes, 0);
     // The four lowest bits, one to each byte: products with these powers of two do not meet in their lowest bits.
-    move |j| (bits >> (4 * j) & 15) * 0x0020_4081 & 0x0101_0101
+    move |j| ((bits >> (4 * j) & 15) * 0x0020_4081) & 0x0101_0101
 }
 
 /// The six-bit scale and offset of part `part` of eight, from the twelve bytes of Q4_K and Q5_K: see
