@@ -28,4 +28,5 @@ pub mod survey;
 pub mod topology;
 mod wake;
 
+pub use shoal_engine::bench;
 pub use shoal_engine::sampler::SamplingParams;

@@ -128,7 +128,8 @@ pub trait Kernels: Backend {
     ///
     /// # Errors
     /// [`LayerError`] for types that cannot be computed with, and when there is no memory.
-    fn matrix(device: &Device<Self>, view: &TensorView<'_>) -> Result<Matrix<Self>, LayerError> {
+    fn matrix(work: &mut Workspace, device: &Device<Self>, view: &TensorView<'_>) -> Result<Matrix<Self>, LayerError> {
+        let _ = work;
         plain::matrix::<Self>(device, view)
     }
 

@@ -76,7 +76,7 @@ pub(super) fn load_on<B: Kernels>(
     spec: &StageSpec,
     options: &StageOptions,
     device: Device<B>,
-    work: Workspace,
+    mut work: Workspace,
 ) -> Result<Decoder<B>, LoadError> {
     let config = DecoderConfig::from_gguf(gguf)?;
     let layers = spec.layers.start as usize..spec.layers.end as usize;
@@ -98,7 +98,7 @@ pub(super) fn load_on<B: Kernels>(
         return Err(LoadError::KvMemory { given: options.kv_bytes, page });
     }
 
-    let mut loader = Loader { gguf, config: &config, device: &device, bytes: 0 };
+    let mut loader = Loader { gguf, config: &config, device: &device, work: &mut work, bytes: 0 };
     let first = layers.start == 0;
     let last = layers.end == config.layers;
     let embedding = if first { Some(loader.matrix::<B>(&config::Part::whole(&config.tensors.embedding))?) } else { None };
@@ -153,11 +153,12 @@ struct Loader<'a, D> {
     gguf: &'a Gguf,
     config: &'a DecoderConfig,
     device: &'a D,
+    work: &'a mut Workspace,
     /// Memory of what was loaded so far.
     bytes: u64,
 }
 
-impl<D> Loader<'_, D> {
+impl<'a, D> Loader<'a, D> {
     fn failed(&self, source: LayerError) -> LoadError {
         LoadError::Tensor { file: self.gguf.name().to_owned(), source }
     }
@@ -165,7 +166,7 @@ impl<D> Loader<'_, D> {
     fn matrix<B: Kernels<Device = D>>(&mut self, part: &config::Part) -> Result<Matrix<B>, LoadError> {
         let gguf = self.gguf;
         let view = view(gguf, part)?;
-        let matrix = B::matrix(self.device, &view).map_err(|error| self.failed(error))?;
+        let matrix = B::matrix(self.work, self.device, &view).map_err(|error| self.failed(error))?;
         self.bytes += matrix.bytes();
         if part.rows.is_none() {
             gguf.forget(&view);

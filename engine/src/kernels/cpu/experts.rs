@@ -5,7 +5,7 @@
 
 use burn_flex::{Flex, FlexTensor};
 
-use super::math::{padded, sum_lanes};
+use super::math::padded;
 use super::multiply::{Finish, Product, each_share, multiply};
 use super::pool::Parts;
 use super::simd::{LANES, Op, Simd};
@@ -120,7 +120,8 @@ fn run_parts(work: &mut Workspace, x: &[f32], uses: &[(&Part<'_>, std::ops::Rang
     let rows = x.len() / columns;
     let mut opened = vec![0.0; rows * width];
     let matrices: Vec<&PackedMatrix> = uses.iter().flat_map(|(part, _)| part.gate.matrices()).collect();
-    work.prepare(x, None, &matrices);
+    let runs: Vec<std::ops::Range<usize>> = uses.iter().map(|(_, rows)| rows.clone()).collect();
+    work.prepare_runs(x, None, &matrices, &runs);
     let mut products = Vec::new();
     let mut left = opened.as_mut_slice();
     for (part, rows) in uses {
@@ -131,7 +132,7 @@ fn run_parts(work: &mut Workspace, x: &[f32], uses: &[(&Part<'_>, std::ops::Rang
     multiply(&mut work.pool, work.isa, &work.prepared, &products);
     let mut out = vec![0.0; rows * columns];
     let matrices: Vec<&PackedMatrix> = uses.iter().map(|(part, _)| part.down).collect();
-    work.prepare(&opened, None, &matrices);
+    work.prepare_runs(&opened, None, &matrices, &runs);
     let mut products = Vec::new();
     let mut left = out.as_mut_slice();
     for (part, rows) in uses {
@@ -177,7 +178,7 @@ impl Op for Dot<'_> {
         for (a, b) in self.0.chunks(LANES).zip(self.1.chunks(LANES)) {
             sum = s.fma(s.load(&padded(a)), s.load(&padded(b)), sum);
         }
-        sum_lanes(s, sum)
+        s.sum_of(sum)
     }
 }
 

@@ -3,9 +3,11 @@
 
 mod activations;
 mod attention;
+mod buffers;
 mod experts;
 mod latent;
 mod math;
+mod memory;
 mod multiply;
 mod packed;
 mod pages;
@@ -129,8 +131,8 @@ fn add_rows(work: &mut Workspace, products: &[f32], columns: usize, residual: Re
 }
 
 impl Kernels for Flex {
-    fn matrix(_device: &FlexDevice, view: &TensorView<'_>) -> Result<Matrix<Self>, LayerError> {
-        let packed = PackedMatrix::pack(view.block, view.rows(), view.row_len(), view.bytes);
+    fn matrix(work: &mut Workspace, _device: &FlexDevice, view: &TensorView<'_>) -> Result<Matrix<Self>, LayerError> {
+        let packed = PackedMatrix::pack(&mut work.memory, view.block, view.rows(), view.row_len(), view.bytes);
         packed.map(Matrix::packed).map_err(|error| LayerError { tensor: view.name.to_owned(), problem: error.to_string() })
     }
 
@@ -169,9 +171,9 @@ impl Kernels for Flex {
         let (x, norm) = (elements(x), norm.map(Normed::new));
         work.prepare(&x, norm.as_ref().map(Normed::row), &matrices);
         let rows = x.len() / queries.columns();
-        let mut outs = matrices.map(|matrix| vec![0.0; rows * matrix.rows()]);
+        let mut outs = matrices.map(|matrix| work.buffers.take(rows, matrix.rows()));
         let biases = linears.map(bias);
-        let [q, k, v] = outs.each_mut().map(|out| Parts::new(out));
+        let [q, k, v] = outs.each_mut().map(|out| Parts::new(out.storage_mut::<f32>()));
         let [q_bias, k_bias, v_bias] = biases.each_ref().map(Option::as_deref);
         let products = [(queries, q_bias, q), (keys, k_bias, k), (values, v_bias, v)].map(|(matrix, bias, out)| Product {
             matrix,
@@ -181,8 +183,7 @@ impl Kernels for Flex {
             out,
         });
         multiply(&mut work.pool, work.isa, &work.prepared, &products);
-        let [q, k, v] = outs;
-        [tensor(q, queries.rows()), tensor(k, keys.rows()), tensor(v, values.rows())]
+        outs.map(|out| work.buffers.give(out))
     }
 
     fn project_latent(work: &mut Workspace, x: &FlexTensor, norm: Option<&Norm<Self>>, latent: &Latent<Self>) -> [FlexTensor; 3] {
@@ -224,7 +225,7 @@ impl Kernels for Flex {
         }
         let sinks = weights.sinks.as_ref().map(elements);
         let width = shape.heads * pages.shape().value_length;
-        let mut out = vec![0.0; batch.positions().len() * width];
+        let mut out = work.buffers.take(batch.positions().len(), width);
         let attention = Attention {
             shape,
             sinks: sinks.as_deref(),
@@ -236,8 +237,8 @@ impl Kernels for Flex {
             keys: &keys,
             values: &elements(values),
         };
-        attention.run(&mut work.pool, work.isa, &mut work.scratch, pages, &mut out);
-        tensor(out, width)
+        attention.run(&mut work.pool, work.isa, &mut work.scratch, pages, out.storage_mut::<f32>());
+        work.buffers.give(out)
     }
 
     fn project_add(work: &mut Workspace, input: &FlexTensor, linear: &Linear<Self>, residual: Residual<'_, Self>) -> FlexTensor {
@@ -253,10 +254,12 @@ impl Kernels for Flex {
             multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
             return rows;
         }
-        let mut out = vec![0.0; residual.rows.as_slice::<f32>().map_or(0, <[f32]>::len)];
-        let product = Product { matrix, bias: bias.as_deref(), finish: Finish::Set, rows: None, out: Parts::new(&mut out) };
+        let mut out = work.buffers.take(elements(input).len() / matrix.columns(), matrix.rows());
+        let to = Parts::new(out.storage_mut::<f32>());
+        let product = Product { matrix, bias: bias.as_deref(), finish: Finish::Set, rows: None, out: to };
         multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
-        add_rows(work, &out, matrix.rows(), residual)
+        let out = work.buffers.give(out);
+        add_rows(work, out.storage::<f32>(), matrix.rows(), residual)
     }
 
     fn gated(work: &mut Workspace, x: &FlexTensor, norm: Option<&Norm<Self>>, gate: &Gate<Self>) -> FlexTensor {
@@ -266,9 +269,10 @@ impl Kernels for Flex {
         let (x, norm) = (elements(x), norm.map(Normed::new));
         work.prepare(&x, norm.as_ref().map(Normed::row), &open.matrices());
         let up = open.up.0;
-        let mut out = vec![0.0; x.len() / up.columns() * up.rows()];
-        multiply(&mut work.pool, work.isa, &work.prepared, &[open.product(None, Parts::new(&mut out))]);
-        tensor(out, up.rows())
+        let mut out = work.buffers.take(x.len() / up.columns(), up.rows());
+        let product = open.product(None, Parts::new(out.storage_mut::<f32>()));
+        multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
+        work.buffers.give(out)
     }
 
     fn experts(

@@ -31,7 +31,7 @@ fn weights(block: BlockType, rows: usize, columns: usize, seed: u64, bias: bool)
     let mut values = vec![0.0; rows * columns];
     quant::dequantise(block, &bytes, &mut values).unwrap();
     let bias = bias.then(|| vector(&Numbers::new(seed).units(rows)));
-    let packed = Flex::matrix(&FlexDevice, &view).unwrap();
+    let packed = Flex::matrix(&mut Workspace::new(1).unwrap(), &FlexDevice, &view).unwrap();
     let in_blocks = packed.as_packed().unwrap().takes_blocks();
     Weights {
         packed: Linear { matrix: packed, bias: bias.clone() },
@@ -518,7 +518,7 @@ fn latent_attention_agrees_and_does_not_depend_on_steps() {
 #[test]
 fn what_the_cpu_cannot_hold_is_refused_by_name() {
     let view = TensorView { name: "blk.0.w", shape: &[64, 1], block: BlockType::NVFP4, offset: 0, bytes: &[0; 36] };
-    let error = Flex::matrix(&FlexDevice, &view).unwrap_err();
+    let error = Flex::matrix(&mut Workspace::new(1).unwrap(), &FlexDevice, &view).unwrap_err();
     assert_eq!(error.tensor, "blk.0.w");
     assert!(error.to_string().contains("NVFP4"), "{error}");
 }

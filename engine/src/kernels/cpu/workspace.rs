@@ -1,8 +1,10 @@
 //! What the CPU kernels work with besides their arguments: threads, an instruction set, memory that is kept.
 
 use super::attention::Scratch;
+use super::buffers::Buffers;
 use super::math::{RowNorm, normalise};
-use super::multiply::{Prepared, each_share};
+use super::memory::Memory;
+use super::multiply::{Prepared, Rows, each_share};
 use super::packed::PackedMatrix;
 use super::pool::{Parts, Pool};
 use super::simd::{Isa, Op, Simd};
@@ -13,7 +15,10 @@ use super::simd::{Isa, Op, Simd};
 pub struct Workspace {
     pub(super) pool: Pool,
     pub(super) isa: Isa,
+    /// Where the stage's weights are put.
+    pub(super) memory: Memory,
     pub(super) prepared: Prepared,
+    pub(super) buffers: Buffers,
     pub(super) scratch: Vec<Scratch>,
 }
 
@@ -28,7 +33,14 @@ impl Workspace {
 
     /// The same with a given instruction set.
     pub(crate) fn with(threads: usize, isa: Isa) -> std::io::Result<Self> {
-        Ok(Self { pool: Pool::new(threads)?, isa, prepared: Prepared::default(), scratch: Vec::new() })
+        Ok(Self {
+            pool: Pool::new(threads)?,
+            isa,
+            memory: Memory::default(),
+            prepared: Prepared::default(),
+            buffers: Buffers::default(),
+            scratch: Vec::new(),
+        })
     }
 
     /// The instruction set's name, for logs.
@@ -53,9 +65,21 @@ impl Workspace {
     /// Makes rows ready for all of `matrices`, which have the same number of columns.
     pub(super) fn prepare(&mut self, x: &[f32], norm: Option<RowNorm<'_>>, matrices: &[&PackedMatrix]) {
         let columns = matrices.first().map_or(1, |matrix| matrix.columns());
+        self.prepare_runs(x, norm, matrices, std::slice::from_ref(&(0..x.len() / columns)));
+    }
+
+    /// The same for products that take one of these runs of rows each; the runs follow each other.
+    pub(super) fn prepare_runs(
+        &mut self,
+        x: &[f32],
+        norm: Option<RowNorm<'_>>,
+        matrices: &[&PackedMatrix],
+        runs: &[std::ops::Range<usize>],
+    ) {
+        let columns = matrices.first().map_or(1, |matrix| matrix.columns());
         let in_blocks = matrices.iter().any(|matrix| matrix.takes_blocks());
         let as_floats = matrices.iter().any(|matrix| !matrix.takes_blocks());
-        self.prepared.fill(&mut self.pool, self.isa, x, columns, norm, (in_blocks, as_floats));
+        self.prepared.fill(&mut self.pool, self.isa, &Rows { x, columns, norm, runs }, (in_blocks, as_floats));
     }
 }
 

@@ -8,9 +8,9 @@ use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 
 use super::GROUP;
-use super::formats::{Format, add_scaled, half, half_bits, low, put_low, values};
-use crate::kernels::cpu::activations::ActivationBlock;
-use crate::kernels::cpu::simd::{BLOCK, Simd};
+use super::formats::{Format, add_scaled, fetch_after, four, half, half_bits, low, put_low};
+use crate::kernels::cpu::activations::Tile;
+use crate::kernels::cpu::simd::{BLOCK, Vector};
 use crate::quant::{self, BlockType, Coded};
 
 /// A format `scale · levels[code]`, blocks of 32, for a type with the given way to hold its scale in sixteen bits.
@@ -30,9 +30,7 @@ macro_rules! short_levels {
             fn put(&mut self, row: usize, bytes: &[u8]) {
                 let coded = Coded::read($block, bytes);
                 self.scale[row] = $float::from_f32(coded.scale).to_bits();
-                for (i, code) in coded.codes.iter().enumerate().take(BLOCK) {
-                    put_low(&mut self.codes, row, i, *code);
-                }
+                put_low(&mut self.codes, row, |j| four(&coded.codes, 4 * j));
             }
 
             fn row(&self, row: usize, out: &mut [f32]) {
@@ -43,9 +41,10 @@ macro_rules! short_levels {
             }
 
             #[inline(always)]
-            fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-                let halves = s.dot_levels::<T>(&self.codes, levels_of($block), values(x, 0));
-                add_scaled(s, halves.map(|[a, b]| s.add_ints(a, b)), s.$load(&self.scale), x, 0, totals);
+            fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+                fetch_after::<V, _, T>(v, self);
+                let sums = v.dot_levels::<T>(&self.codes, levels_of($block), &[[1; GROUP]; 2], &x[0]);
+                add_scaled(v, sums, v.$load(&self.scale), &x[0], totals);
             }
         }
     };
@@ -113,9 +112,7 @@ impl Format for LongLevels {
             for half in 0..2 {
                 part.steps[half][row] = coded.steps[2 * p + half];
             }
-            for (i, code) in coded.codes[p * BLOCK..][..BLOCK].iter().enumerate() {
-                put_low(&mut part.codes, row, i, *code);
-            }
+            put_low(&mut part.codes, row, |j| four(&coded.codes, p * BLOCK + 4 * j));
         }
     }
 
@@ -129,14 +126,13 @@ impl Format for LongLevels {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let scale = s.mul(s.load_half(&self.scale), s.splat(self.factor));
-        for (p, part) in self.parts.iter().enumerate() {
-            let halves = s.dot_levels::<T>(&part.codes, &self.levels, values(x, p));
-            let steps = [s.load_i8(&part.steps[0]), s.load_i8(&part.steps[1])];
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let scale = v.mul(v.load_half(&self.scale), v.splat(self.factor));
+        for (part, x) in self.parts.iter().zip(x) {
+            fetch_after::<V, _, T>(v, part);
             // At most 2 · 16 · 127 · 127 · 32 < 2²⁴: exact as a float.
-            let sums = halves.map(|[a, b]| s.add_ints(s.mul_ints(a, steps[0]), s.mul_ints(b, steps[1])));
-            add_scaled(s, sums, scale, x, p, totals);
+            let sums = v.dot_levels::<T>(&part.codes, &self.levels, &part.steps, x);
+            add_scaled(v, sums, scale, x, totals);
         }
     }
 }
@@ -170,9 +166,7 @@ impl Format for Q2K {
                 part.scales[half][row] = scales[2 * p + half] & 15;
                 part.offsets[half][row] = scales[2 * p + half] >> 4;
             }
-            for (i, byte) in quants[p / 4 * BLOCK..][..BLOCK].iter().enumerate() {
-                put_low(&mut part.low, row, i, byte >> (p % 4 * 2) & 3);
-            }
+            put_low(&mut part.low, row, |j| four(quants, p / 4 * BLOCK + 4 * j) >> (p % 4 * 2) & 0x0303_0303);
         }
     }
 
@@ -187,19 +181,15 @@ impl Format for Q2K {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let (scale, offset) = (s.load_half(&self.scale), s.load_half(&self.offset));
-        for (p, part) in self.parts.iter().enumerate() {
-            let halves = s.dot_unsigned::<0, T>(&part.low, &[], values(x, p));
-            let scales = [s.load_u8(&part.scales[0]), s.load_u8(&part.scales[1])];
-            let offsets = [s.load_u8(&part.offsets[0]), s.load_u8(&part.offsets[1])];
-            let sums = halves.map(|[a, b]| s.add_ints(s.mul_ints(a, scales[0]), s.mul_ints(b, scales[1])));
-            add_scaled(s, sums, scale, x, p, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let (scale, offset) = (v.load_half(&self.scale), v.load_half(&self.offset));
+        for (part, x) in self.parts.iter().zip(x) {
+            fetch_after::<V, _, T>(v, part);
+            add_scaled(v, v.dot_halves::<T>(&part.low, &part.scales, x), scale, x, totals);
+            let below = v.sum_halves::<T>(&part.offsets, x);
             for t in 0..T {
-                let [a, b] = x[t][p].sums.map(|sum| s.splat_int(sum));
-                let below = s.add_ints(s.mul_ints(a, offsets[0]), s.mul_ints(b, offsets[1]));
-                let below = s.mul(s.to_floats(below), offset);
-                totals[t] = s.neg_fma(below, s.splat(x[t][p].scale), totals[t]);
+                let below = v.mul(v.to_floats(below[t]), offset);
+                totals[t] = v.neg_fma(below, v.splat(x.scale[t]), totals[t]);
             }
         }
     }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::super::activations::quantise;
-use super::super::simd::Isa;
+use super::super::simd::{Isa, Op, Simd};
 use super::*;
 use crate::kernels::testing::{TYPES, random_blocks};
 use crate::quant;
@@ -18,16 +18,28 @@ impl<const T: usize> Op for Products<'_, T> {
     fn eval<S: Simd>(self, s: S) -> Vec<f32> {
         let (columns, rows) = (self.matrix.columns(), self.matrix.rows());
         let mut blocks = vec![ActivationBlock::ZERO; self.x.len() / BLOCK];
-        quantise(s, self.x, &mut blocks);
-        let input = Input { columns, blocks: &blocks, floats: self.x };
+        let mut floats = vec![0.0; self.x.len()];
+        for (tile, x) in self.x.chunks_exact(T * columns).enumerate() {
+            for (t, row) in x.chunks_exact(columns).enumerate() {
+                quantise(s, row, &mut blocks[tile * T * columns / BLOCK..][..T * columns / BLOCK], t, T);
+                for (column, value) in row.iter().enumerate() {
+                    floats[(tile * columns + column) * T + t] = *value;
+                }
+            }
+        }
+        let input = Input { columns, blocks: &blocks, floats: &floats };
         let count = self.x.len() / columns;
         let mut out = vec![0.0; count * rows];
         for group in 0..self.matrix.groups() {
             for first in (0..count).step_by(T) {
-                for (t, total) in self.matrix.tile::<S, T>(s, group, &input, first).into_iter().enumerate() {
-                    let mut lanes = [0.0; LANES];
-                    s.store(total, &mut lanes);
-                    for (lane, value) in lanes.iter().enumerate().take(rows - GROUP * group) {
+                let lanes = std::cell::RefCell::new([[0.0; LANES]; T]);
+                s.each_part(Part::<T> { matrix: self.matrix, group, input, first, lanes: &lanes });
+                let whole = self.matrix.tile::<S, T>(s, group, &input, first);
+                for (t, total) in whole.into_iter().enumerate() {
+                    let mut values = [0.0; LANES];
+                    s.store(total, &mut values);
+                    assert_eq!(values, lanes.borrow()[t]);
+                    for (lane, value) in values.iter().enumerate().take(rows - GROUP * group) {
                         out[(first + t) * rows + GROUP * group + lane] = *value;
                     }
                 }
@@ -37,10 +49,31 @@ impl<const T: usize> Op for Products<'_, T> {
     }
 }
 
+#[derive(Clone, Copy)]
+struct Part<'a, const T: usize> {
+    matrix: &'a PackedMatrix,
+    group: usize,
+    input: Input<'a>,
+    first: usize,
+    lanes: &'a std::cell::RefCell<[[f32; LANES]; T]>,
+}
+
+impl<const T: usize> PartOp for Part<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<V: Vector>(self, v: V) {
+        let totals = self.matrix.tile::<V, T>(v, self.group, &self.input, self.first);
+        for (total, lanes) in totals.into_iter().zip(self.lanes.borrow_mut().iter_mut()) {
+            v.store(total, lanes);
+        }
+    }
+}
+
 fn check(block: BlockType, rows: usize, parts: usize, seed: u64, x: &[f32]) -> Result<(), TestCaseError> {
     let columns = parts * block.block_len().max(BLOCK);
     let bytes = random_blocks(block, rows * columns, seed);
-    let matrix = PackedMatrix::pack(block, rows, columns, &bytes).unwrap();
+    let matrix = PackedMatrix::pack(&mut Memory::default(), block, rows, columns, &bytes).unwrap();
 
     // Packing loses nothing.
     let mut plain = vec![0.0; rows * columns];
@@ -53,16 +86,17 @@ fn check(block: BlockType, rows: usize, parts: usize, seed: u64, x: &[f32]) -> R
     prop_assert_eq!(Some(matrix.bytes() as u64), PackedMatrix::bytes_for(block, rows, columns));
 
     // Products: the same bits one row at a time or several, on every instruction set.
-    let x: Vec<f32> = x.iter().cycle().copied().take(4 * columns).enumerate().map(|(i, v)| v * (1.0 + (i % 7) as f32)).collect();
+    let x: Vec<f32> = x.iter().cycle().copied().take(8 * columns).enumerate().map(|(i, v)| v * (1.0 + (i % 7) as f32)).collect();
     let expected = Isa::all()[0].run(Products::<1> { matrix: &matrix, x: &x });
     for isa in Isa::all() {
         prop_assert_eq!(&expected, &isa.run(Products::<1> { matrix: &matrix, x: &x }), "{} {}", block, isa.name());
         prop_assert_eq!(&expected, &isa.run(Products::<2> { matrix: &matrix, x: &x }), "{} {}", block, isa.name());
         prop_assert_eq!(&expected, &isa.run(Products::<4> { matrix: &matrix, x: &x }), "{} {}", block, isa.name());
+        prop_assert_eq!(&expected, &isa.run(Products::<8> { matrix: &matrix, x: &x }), "{} {}", block, isa.name());
     }
 
     // Products: each activation is off by at most half a step of its block, which bounds the error; what is left is rounding.
-    for (t, x) in x.chunks_exact(columns).enumerate() {
+    for (t, x) in x.chunks_exact(columns).enumerate().take(4) {
         for (r, weights) in plain.chunks_exact(columns).enumerate() {
             let (mut exact, mut bound, mut magnitude) = (0f64, 0f64, 0f64);
             for (x, w) in x.chunks_exact(BLOCK).zip(weights.chunks_exact(BLOCK)) {
@@ -130,7 +164,8 @@ fn a_matrix_takes_what_it_takes_in_the_file() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let refused = |block, rows, columns, bytes: usize| PackedMatrix::pack(block, rows, columns, &vec![0; bytes]).unwrap_err();
+    let refused =
+        |block, rows, columns, bytes: usize| PackedMatrix::pack(&mut Memory::default(), block, rows, columns, &vec![0; bytes]).unwrap_err();
     assert!(matches!(refused(BlockType::Q4_0, 1, 33, 18), PackError::Shape { .. }));
     assert!(matches!(refused(BlockType::Q4_0, 2, 32, 18), PackError::Shape { .. }));
     assert!(matches!(refused(BlockType::Q4_0, usize::MAX, 32, 18), PackError::Shape { .. }));
