@@ -85,15 +85,13 @@ fn product(work: &mut Workspace, x: &[f32], norm: Option<RowNorm<'_>>, linear: &
 /// Each head's rows, head after head, times the head's matrix. All matrices have the same shape.
 fn each_head(work: &mut Workspace, x: &[f32], matrices: &[&PackedMatrix]) -> Vec<f32> {
     let Some(first) = matrices.first() else { return Vec::new() };
-    work.prepare(x, None, matrices);
     let rows = x.len() / first.columns() / matrices.len();
+    let runs: Vec<std::ops::Range<usize>> = (0..matrices.len()).map(|head| head * rows..(head + 1) * rows).collect();
+    work.prepare_runs(x, None, matrices, &runs);
     let mut out = vec![0.0; rows * matrices.len() * first.rows()];
     let outs = out.chunks_mut((rows * first.rows()).max(1));
-    let products: Vec<_> = (matrices.iter().zip(outs).enumerate())
-        .map(|(head, (matrix, out))| {
-            let rows = Some(head * rows..(head + 1) * rows);
-            Product { matrix, bias: None, finish: Finish::Set, rows, out: Parts::new(out) }
-        })
+    let products: Vec<_> = (matrices.iter().zip(outs).zip(&runs))
+        .map(|((matrix, out), run)| Product { matrix, bias: None, finish: Finish::Set, rows: Some(run.clone()), out: Parts::new(out) })
         .collect();
     multiply(&mut work.pool, work.isa, &work.prepared, &products);
     out

@@ -19,6 +19,8 @@ const HELD: usize = 20 << 10;
 pub(crate) struct Prepared {
     columns: usize,
     rows: usize,
+    /// Rows that are tiled on their own.
+    runs: Vec<std::ops::Range<usize>>,
     /// First row and number of rows of each tile.
     tiles: Vec<(usize, usize)>,
     blocks: Vec<ActivationBlock>,
@@ -46,6 +48,8 @@ impl Prepared {
         let per_row = if in_blocks { columns / BLOCK } else { 0 };
         let kept = if as_floats { columns } else { 0 };
         (self.rows, self.columns) = (rows, columns);
+        self.runs.clear();
+        self.runs.extend_from_slice(runs);
         self.tiles.clear();
         self.tiles.extend(runs.iter().cloned().flat_map(tiles));
         self.blocks.resize(rows * per_row, ActivationBlock::ZERO);
@@ -63,6 +67,14 @@ impl Prepared {
                 isa.run(PrepareTile { x, columns, width, norm, blocks, floats });
             }
         });
+    }
+
+    /// Whether a product can take these rows: one of the runs, because rows lie in memory as their run's tiles have them.
+    fn takes(&self, rows: Option<&std::ops::Range<usize>>) -> bool {
+        match rows {
+            None => self.runs.len() == 1,
+            Some(rows) => rows.is_empty() || self.runs.contains(rows),
+        }
     }
 
     fn input(&self) -> Input<'_> {
@@ -148,6 +160,7 @@ pub(crate) struct Product<'a> {
 
 /// Multiplies the prepared rows with each of the matrices.
 pub(crate) fn multiply(pool: &mut Pool, isa: Isa, prepared: &Prepared, products: &[Product<'_>]) {
+    assert!(products.iter().all(|product| prepared.takes(product.rows.as_ref())), "a product takes rows that were made ready otherwise");
     let input = prepared.input();
     let groups: usize = products.iter().map(|product| product.matrix.groups()).sum();
     let row_bytes = input.columns * if input.blocks.is_empty() { 4 } else { size_of::<ActivationBlock>() / BLOCK };
