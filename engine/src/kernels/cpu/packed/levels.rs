@@ -1,6 +1,6 @@
 //! Formats for types of few levels and for Q2_K, in nibbles.
 //!
-//! Types of few levels ([`quant`](crate::quant)'s `levels`) keep a nibble for each element, the place of its level, whatever they take in
+//! Types of few levels ([`quant`]'s `levels`) keep a nibble for each element, the place of its level, whatever they take in
 //! the file: the levels are looked up as they are multiplied. Scales of sixteen elements are integers and enter the integer sum, so
 //! that nothing is rounded that is not rounded in [`formats`](super::formats).
 

@@ -1,4 +1,4 @@
-//! x86-64 with AVX2, FMA and F16C: sixteen lanes are two registers, each a [`Part`].
+//! x86-64 with AVX2, FMA and F16C: sixteen lanes are two registers, each a [`Part`](part::Part).
 
 mod part;
 
