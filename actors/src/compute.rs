@@ -1,4 +1,4 @@
-//! The real compute: the engine on this machine's devices.
+//! The real compute: the engine on one of this machine's devices.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use shoal_engine::card::ModelCard;
 use shoal_engine::chat::{ChatOptions, ChatTemplate, Message};
+use shoal_engine::device::Device;
 use shoal_engine::gguf::Gguf;
 use shoal_engine::stage::{self, Stage, StageOptions, StageSpec};
 use shoal_engine::tokenizer::{DecodeStream, Tokenizer};
@@ -17,6 +18,7 @@ use crate::request::{ChatMessage, Prompt};
 /// Runs stages with the engine.
 #[derive(Debug, Clone)]
 pub struct EngineCompute {
+    device: Device,
     devices: Vec<DeviceCard>,
     clock: Arc<dyn Clock>,
 }
@@ -26,9 +28,9 @@ fn failed(error: impl std::fmt::Display) -> ComputeError {
 }
 
 impl EngineCompute {
-    /// Computes on these devices.
-    pub fn new(devices: Vec<DeviceCard>, clock: Arc<dyn Clock>) -> Self {
-        Self { devices, clock }
+    /// Computes on `device`, whose card is the first of `devices`.
+    pub fn new(device: Device, devices: Vec<DeviceCard>, clock: Arc<dyn Clock>) -> Self {
+        Self { device, devices, clock }
     }
 }
 
@@ -52,7 +54,7 @@ impl Compute for EngineCompute {
 
     fn load(&self, path: &Path, spec: &StageSpec, options: &StageOptions) -> Result<Box<dyn Stage>, ComputeError> {
         let file = Gguf::open(path).map_err(failed)?;
-        stage::load(&file, spec, options).map_err(failed)
+        stage::load_to(self.device, &file, spec, options).map_err(failed)
     }
 }
 

@@ -25,4 +25,5 @@ pub mod survey;
 pub mod topology;
 mod wake;
 
+pub use shoal_engine::device::{Device, GPU_BACKEND};
 pub use shoal_engine::sampler::SamplingParams;

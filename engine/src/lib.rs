@@ -3,6 +3,7 @@
 pub mod card;
 pub mod chat;
 pub mod config;
+pub mod device;
 pub mod gguf;
 pub mod kernels;
 pub mod quant;

@@ -7,6 +7,7 @@ use burn::tensor::{FloatDType, Shape, Slice, TensorData};
 
 use super::{AttentionShape, Batch, Gate, Held, HeldKv, KvLayer, KvShape, LayerError, Linear, Matrix, Norm, PAGE_TOKENS, Rotation, Run};
 use crate::config::{Activation, RopeLayout};
+use crate::device::DeviceError;
 use crate::gguf::TensorView;
 
 fn tensor<B: Backend>(device: &Device<B>, values: Vec<f32>, shape: &[usize]) -> FloatTensor<B> {
@@ -46,6 +47,8 @@ fn dense<B: Backend>(device: &Device<B>, matrix: &Matrix<B>) -> FloatTensor<B> {
             }
             tensor::<B>(device, values, &[rows, columns])
         }
+        #[cfg(gpu)]
+        Held::Device(matrix) => tensor::<B>(device, matrix.values(), &[matrix.rows(), matrix.columns()]),
     }
 }
 
@@ -108,17 +111,21 @@ pub(super) fn project_add<B: Backend>(
 
 pub(super) fn gated<B: Backend>(x: &FloatTensor<B>, before: &Norm<B>, gate: &Gate<B>) -> FloatTensor<B> {
     let x = norm(x.clone(), 2, before);
-    let open = multiply(x.clone(), &gate.gate);
-    let open = match gate.activation {
-        Activation::Silu => B::float_mul(open.clone(), B::sigmoid(open)),
+    open::<B>(multiply(x.clone(), &gate.gate), multiply(x, &gate.up), gate.activation)
+}
+
+/// `up` through a gate.
+pub(super) fn open<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>, activation: Activation) -> FloatTensor<B> {
+    let open = match activation {
+        Activation::Silu => B::float_mul(gate.clone(), B::sigmoid(gate)),
         Activation::GeluTanh => {
-            let cube = B::float_mul(B::float_mul(open.clone(), open.clone()), open.clone());
-            let inner = B::float_add(open.clone(), B::float_mul_scalar(cube, scalar(0.044_715)));
+            let cube = B::float_mul(B::float_mul(gate.clone(), gate.clone()), gate.clone());
+            let inner = B::float_add(gate.clone(), B::float_mul_scalar(cube, scalar(0.044_715)));
             let tanh = B::float_tanh(B::float_mul_scalar(inner, scalar(0.797_884_6)));
-            B::float_mul(B::float_mul_scalar(open, scalar(0.5)), B::float_add_scalar(tanh, scalar(1.0)))
+            B::float_mul(B::float_mul_scalar(gate, scalar(0.5)), B::float_add_scalar(tanh, scalar(1.0)))
         }
     };
-    B::float_mul(open, multiply(x, &gate.up))
+    B::float_mul(open, up)
 }
 
 /// Turns heads: `x` is `[rows, heads, length]`.
@@ -234,23 +241,26 @@ pub(super) fn logits<B: Backend>(
     head: &Matrix<B>,
     softcap: Option<f32>,
     out: &mut [f32],
-) {
+) -> Result<(), DeviceError> {
     if sampled.is_empty() {
-        return;
+        return Ok(());
     }
     let rows = B::float_select(x.clone(), 0, indices::<B>(&x.device(), sampled.iter().copied()));
     let mut logits = multiply(norm(rows, 2, before), head);
     if let Some(cap) = softcap {
         logits = B::float_mul_scalar(B::float_tanh(B::float_div_scalar(logits, scalar(cap))), scalar(cap));
     }
-    read::<B>(logits, out);
+    read::<B>(logits, out)
 }
 
-/// Writes a tensor's elements; what cannot be read, because the device failed, is written as not a number.
-pub(super) fn read<B: Backend>(x: FloatTensor<B>, out: &mut [f32]) {
-    let data = burn::tensor::read_sync(B::float_into_data(x)).ok();
-    match data.as_ref().and_then(|data| data.as_slice::<f32>().ok()) {
-        Some(values) if values.len() == out.len() => out.copy_from_slice(values),
-        _ => out.fill(f32::NAN),
+/// Writes a tensor's elements.
+pub(super) fn read<B: Backend>(x: FloatTensor<B>, out: &mut [f32]) -> Result<(), DeviceError> {
+    let failed = |reason: String| DeviceError::Failed { reason };
+    let data = burn::tensor::read_sync(B::float_into_data(x)).map_err(|error| failed(error.to_string()))?;
+    let values = data.as_slice::<f32>().map_err(|error| failed(format!("{error:?}")))?;
+    if values.len() != out.len() {
+        return Err(failed(format!("it gave {} numbers in place of {}", values.len(), out.len())));
     }
+    out.copy_from_slice(values);
+    Ok(())
 }

@@ -16,7 +16,7 @@ pub(crate) use packed::PackedMatrix;
 pub(crate) use pages::Pages;
 #[cfg(test)]
 pub(crate) use simd::Isa;
-pub use speed::{CpuSpeed, measure};
+pub use speed::{Speed, measure};
 pub use workspace::Workspace;
 
 use burn::tensor::TensorData;
@@ -24,6 +24,7 @@ use burn_flex::{Flex, FlexDevice, FlexTensor};
 use std::borrow::Cow;
 
 use super::{AttentionShape, Batch, Gate, Kernels, KvLayer, KvShape, LayerError, Linear, Matrix, Norm, Rotation};
+use crate::device::DeviceError;
 use crate::gguf::TensorView;
 use attention::Attention;
 use math::rms_norm;
@@ -208,7 +209,7 @@ impl Kernels for Flex {
         head: &Matrix<Self>,
         softcap: Option<f32>,
         out: &mut [f32],
-    ) {
+    ) -> Result<(), DeviceError> {
         let Some(matrix) = head.as_packed() else { return super::plain::logits::<Self>(x, sampled, norm, head, softcap, out) };
         let (x, norm) = (elements(x), Normed::new(norm));
         let columns = matrix.columns();
@@ -225,10 +226,12 @@ impl Kernels for Flex {
                 isa.run(Softcap { values: unsafe { parts.part(mine) }, cap });
             });
         }
+        Ok(())
     }
 
-    fn read(x: FlexTensor, out: &mut [f32]) {
+    fn read(x: FlexTensor, out: &mut [f32]) -> Result<(), DeviceError> {
         out.copy_from_slice(&elements(&x));
+        Ok(())
     }
 }
 

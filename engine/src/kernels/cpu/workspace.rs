@@ -1,4 +1,4 @@
-//! What the CPU kernels work with besides their arguments: threads, an instruction set, memory that is kept.
+//! What kernels work with besides their arguments: threads, an instruction set, memory that is kept.
 
 use super::attention::Scratch;
 use super::multiply::Prepared;
@@ -6,14 +6,15 @@ use super::packed::PackedMatrix;
 use super::pool::Pool;
 use super::simd::Isa;
 
-/// Threads, instruction set and scratch memory of a stage's host side.
-///
-/// Backends that compute elsewhere have no use for it.
+/// Threads, instruction set and scratch memory of a stage's host side, and what it has copied to a device for the current step.
 pub struct Workspace {
     pub(super) pool: Pool,
     pub(super) isa: Isa,
     pub(super) prepared: Prepared,
     pub(super) scratch: Vec<Scratch>,
+    /// Of devices other than the host's processor.
+    #[cfg(gpu)]
+    pub(in crate::kernels) steps: crate::kernels::gpu::Steps,
 }
 
 impl Workspace {
@@ -27,7 +28,14 @@ impl Workspace {
 
     /// The same with a given instruction set.
     pub(crate) fn with(threads: usize, isa: Isa) -> std::io::Result<Self> {
-        Ok(Self { pool: Pool::new(threads)?, isa, prepared: Prepared::default(), scratch: Vec::new() })
+        Ok(Self {
+            pool: Pool::new(threads)?,
+            isa,
+            prepared: Prepared::default(),
+            scratch: Vec::new(),
+            #[cfg(gpu)]
+            steps: crate::kernels::gpu::Steps::default(),
+        })
     }
 
     /// The instruction set's name, for logs.
