@@ -41,7 +41,9 @@ pub const PAGE_TOKENS: usize = 32;
 /// The graphics processors that this build can use.
 pub(crate) fn gpu_devices() -> Vec<Gpu> {
     #[cfg(gpu)]
-    return gpu::devices();
+    {
+        gpu::devices()
+    }
     #[cfg(not(gpu))]
     Vec::new()
 }
@@ -53,7 +55,9 @@ pub(crate) fn gpu_devices() -> Vec<Gpu> {
 /// [`DeviceError`] if there is no such device, or it cannot be used.
 pub fn measure_gpu(index: u32, now: &dyn Fn() -> std::time::Duration) -> Result<Speed, DeviceError> {
     #[cfg(gpu)]
-    return gpu::measure(index, now);
+    {
+        gpu::measure(index, now)
+    }
     #[cfg(not(gpu))]
     {
         let _ = (index, now);

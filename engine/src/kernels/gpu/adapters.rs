@@ -45,7 +45,7 @@ fn ask((backend, pinned, name): (Backend, WgpuBackend, &'static str)) -> Vec<Ada
     });
     // Adapters of each type are numbered by themselves.
     let [mut discrete, mut integrated, mut virtuals, mut others] = [0, 0, 0, 0];
-    let mut next = |counter: &mut usize| {
+    let next = |counter: &mut usize| {
         *counter += 1;
         *counter - 1
     };

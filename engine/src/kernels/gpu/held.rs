@@ -24,6 +24,13 @@ pub(super) fn upload(device: &Device, words: Vec<u32>) -> CubeTensor {
     tensor(device, &client, handle, count, DType::U32)
 }
 
+/// Copies rows of `columns` numbers to the device.
+pub(super) fn upload_rows(device: &Device, values: Vec<f32>, columns: usize) -> CubeTensor {
+    let shape = Shape::new([values.len() / columns, columns]);
+    let floats = upload_floats(device, values);
+    CubeTensor::new_contiguous(floats.client, floats.device, shape, floats.handle, DType::F32)
+}
+
 fn upload_floats(device: &Device, values: Vec<f32>) -> CubeTensor {
     let (client, count) = (device.client(), values.len());
     let handle = client.create(cubecl::bytes::Bytes::from_elems(values));
@@ -105,7 +112,7 @@ impl DeviceMatrix {
     pub(crate) fn values(&self) -> Vec<f32> {
         let mut values = Vec::with_capacity(self.rows * self.layout.columns);
         for part in &self.parts {
-            let bytes = part.words.client.read_one(part.words.handle.clone()).unwrap_or_default();
+            let bytes = part.words.client.read_one(part.words.handle.clone()).map(|bytes| bytes.to_vec()).unwrap_or_default();
             let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
             words.chunks_exact(self.layout.words()).for_each(|row| values.extend(values_of(&self.layout, row)));
         }

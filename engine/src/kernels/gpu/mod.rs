@@ -26,7 +26,8 @@ pub(crate) use adapters::{devices, open};
 pub(crate) use held::{DeviceMatrix, DevicePages, Steps};
 pub(crate) use speed::measure;
 
-use burn::tensor::{DType, Shape, TensorMetadata};
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_wgpu::{CubeTensor, Wgpu};
 use cubecl::Device;

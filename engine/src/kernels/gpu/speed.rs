@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use burn::backend::Backend;
-use burn_wgpu::Wgpu;
 use cubecl::Device;
 use cubecl::future::block_on;
 
-use super::held::DeviceMatrix;
+use super::held::{DeviceMatrix, upload_rows};
 use super::{Product, open};
 use crate::device::DeviceError;
 use crate::gguf::TensorView;
@@ -44,7 +42,7 @@ pub(super) fn measure_rows(device: &Device, matrix_rows: usize, now: &dyn Fn() -
     let wait = || block_on(device.client().sync()).map_err(|error| failed(error.to_string()));
     let mut best = [f64::MAX; 2];
     for (best, rows) in best.iter_mut().zip([1, BATCH]) {
-        let x = Wgpu::float_zeros([rows, COLUMNS].into(), device, burn::tensor::FloatDType::F32);
+        let x = upload_rows(device, vec![0.5; rows * COLUMNS], COLUMNS);
         for _ in 0..TIMES {
             wait()?;
             let begin = now();
