@@ -195,7 +195,7 @@ pub(super) fn product(
             shared[i * units + unit] = sums[i];
         }
         sync_cube();
-        let mut step = units / 2;
+        let mut step = comptime!(shape.units / 2).runtime();
         while step > 0 {
             let mut i = unit;
             while i < count * step {
