@@ -58,6 +58,12 @@ impl Shape {
     }
 }
 
+/// A column, or the last one where there are no more.
+#[cube]
+fn column_of(column: usize, #[comptime] layout: Layout) -> usize {
+    if comptime!(layout.ragged()) { min(column, comptime!(layout.columns - 1)) } else { column }
+}
+
 /// Adds the products of a cube's share to `sums`, from place `at` on; and each input row's squares, from place `squares` on.
 #[cube]
 fn accumulate(
@@ -88,22 +94,16 @@ fn accumulate(
             #[unroll]
             for i in 0..8usize {
                 let column = octet * 8 + i;
-                let mut value = f32::new(0.0);
+                let there = column_of(column, layout);
+                let mut value = x[from + there];
                 if comptime!(layout.ragged()) {
-                    let there = min(column, columns - 1);
-                    value = select(column < columns, x[from + there], f32::new(0.0));
-                } else {
-                    value = x[from + column];
+                    value = select(column < columns, value, f32::new(0.0));
                 }
                 if comptime!(shape.normed) {
                     if comptime!(squares.is_some()) {
                         square += value * value;
                     }
-                    if comptime!(layout.ragged()) {
-                        value *= gain[min(column, columns - 1)];
-                    } else {
-                        value *= gain[column];
-                    }
+                    value *= gain[there];
                 }
                 values[t * 8 + i] = value;
                 if comptime!(layout.has_minimums()) {

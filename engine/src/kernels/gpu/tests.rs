@@ -197,19 +197,23 @@ fn what_is_loaded_can_be_read_back() {
     }
 }
 
-#[test]
-fn halves_are_rounded_as_they_should_be() {
+mod halves {
     use cubecl::prelude::*;
 
+    use crate::kernels::gpu::words::{float_to_half, half_to_float};
+
     #[cube(launch_unchecked)]
-    fn there_and_back(x: &[f32], halves: &mut [u32], back: &mut [f32], count: u32) {
+    pub(super) fn there_and_back(x: &[f32], halves: &mut [u32], back: &mut [f32], count: u32) {
         if ABSOLUTE_POS < count as usize {
-            let half = words::float_to_half(x[ABSOLUTE_POS]);
+            let half = float_to_half(x[ABSOLUTE_POS]);
             halves[ABSOLUTE_POS] = half;
-            back[ABSOLUTE_POS] = words::half_to_float(half);
+            back[ABSOLUTE_POS] = half_to_float(half);
         }
     }
+}
 
+#[test]
+fn halves_are_rounded_as_they_should_be() {
     let Some(device) = gpu() else { return };
     // Every half, what is next to it, and the middles between it and the next.
     let mut values: Vec<f32> = vec![0.0, -0.0, 65_519.0, 65_520.0, 1e9, -1e9, 1e-9, 5.9e-8, 2.9e-8, 3.0e-8];
@@ -219,22 +223,22 @@ fn halves_are_rounded_as_they_should_be() {
         values.extend([half, -half, middle, -middle, middle.next_up(), middle.next_down()]);
     }
     let x = floats::<Wgpu>(&device, &values, &[values.len()]);
-    let (halves, back) = (upload(&device, vec![0; values.len()]), floats::<Wgpu>(&device, &vec![0.0; values.len()], &[values.len()]));
+    let (bits, back) = (upload(&device, vec![0; values.len()]), floats::<Wgpu>(&device, &vec![0.0; values.len()], &[values.len()]));
     // SAFETY: units beyond the count do nothing.
     unsafe {
-        there_and_back::launch_unchecked(
+        halves::there_and_back::launch_unchecked(
             &x.client,
             count(values.len().div_ceil(64), 1, 1),
             units(64),
             x.clone().into_buffer_arg(),
-            halves.clone().into_buffer_arg(),
+            bits.clone().into_buffer_arg(),
             back.clone().into_buffer_arg(),
             values.len() as u32,
         );
     }
-    let halves = x.client.read_one(halves.handle).unwrap();
+    let bits = x.client.read_one(bits.handle).unwrap();
     let back = elements::<Wgpu>(back);
-    for ((value, bits), back) in values.iter().zip(halves.as_chunks::<4>().0).zip(back) {
+    for ((value, bits), back) in values.iter().zip(bits.as_chunks::<4>().0).zip(back) {
         // Numbers below the normal range of single precision may be taken for zero; there are none here.
         let expected = half::f16::from_f32(*value);
         assert_eq!(u32::from_le_bytes(*bits), u32::from(expected.to_bits()), "{value:e}");
