@@ -4,6 +4,8 @@
 //! `HF_HUB_OFFLINE=1` leaves the hub out.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
+// A program of its own, not a part of a node.
+#![allow(clippy::disallowed_methods)]
 
 use std::io::Write;
 use std::process::ExitCode;

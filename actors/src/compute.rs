@@ -14,12 +14,13 @@ use shoal_engine::tokenizer::{DecodeStream, Tokenizer};
 use crate::card::DeviceCard;
 use crate::env::{Clock, Compute, ComputeError, TextDecoder, TextModel};
 use crate::request::{ChatMessage, Prompt};
+use crate::survey;
 
 /// Runs stages with the engine.
 #[derive(Debug, Clone)]
 pub struct EngineCompute {
     device: Device,
-    devices: Vec<DeviceCard>,
+    card: DeviceCard,
     clock: Arc<dyn Clock>,
 }
 
@@ -28,15 +29,19 @@ fn failed(error: impl std::fmt::Display) -> ComputeError {
 }
 
 impl EngineCompute {
-    /// Computes on `device`, whose card is the first of `devices`.
-    pub fn new(device: Device, devices: Vec<DeviceCard>, clock: Arc<dyn Clock>) -> Self {
-        Self { device, devices, clock }
+    /// Computes on this device of the machine.
+    pub fn new(device: Device, card: DeviceCard, clock: Arc<dyn Clock>) -> Self {
+        Self { device, card, clock }
     }
 }
 
 impl Compute for EngineCompute {
     fn devices(&self) -> Vec<DeviceCard> {
-        self.devices.clone()
+        vec![self.card.clone()]
+    }
+
+    fn measure(&self) -> Vec<DeviceCard> {
+        vec![survey::measured(self.device, &self.card, &*self.clock)]
     }
 
     fn model_card(&self, path: &Path) -> Result<ModelCard, ComputeError> {

@@ -23,7 +23,7 @@ pub struct ModelCard {
     pub kv_heads: u32,
     /// Elements of a head.
     pub head_dim: u32,
-    /// Width of the feed-forward part, in elements.
+    /// Width of the feed-forward part, in elements; of a mixture of experts, of all experts together that a row goes through.
     pub feed_forward: u32,
     /// Entries of the vocabulary.
     pub vocabulary: u32,

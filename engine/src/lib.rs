@@ -1,5 +1,6 @@
 //! Models on Burn: formats, kernels, KV cache, tokenizer and sampling. The engine knows tensors, not networks.
 
+pub mod bench;
 pub mod card;
 pub mod chat;
 pub mod config;

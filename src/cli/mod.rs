@@ -1,6 +1,7 @@
 //! The command line: one file for each command.
 
 mod answer;
+mod bench;
 mod client;
 mod failure;
 mod key;
@@ -93,6 +94,9 @@ enum Command {
     Key(key::Key),
     /// Stop the node on this machine
     Leave(leave::Leave),
+    /// Measure how fast a model runs on this machine
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Start three nodes on this machine, split a model between them and ask it a question
     Demo(crate::demo::Demo),
 }
@@ -133,6 +137,7 @@ pub(crate) async fn run(cli: Cli) -> Result<(), Failure> {
         Command::Unload(command) => command.run().await,
         Command::Key(command) => command.run(),
         Command::Leave(command) => command.run().await,
+        Command::Bench(command) => command.run().await,
         Command::Demo(command) => command.run().await,
     }
 }

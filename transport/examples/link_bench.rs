@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release --example link_bench`
 #![allow(clippy::print_stdout)]
+// A program of its own, not a part of a node.
+#![allow(clippy::disallowed_methods)]
 
 use std::error::Error;
 use std::sync::Arc;
@@ -13,6 +15,8 @@ use shoal_transport::env::{BoxFuture, Clock, Instant, Join, Spawner, SystemRng, 
 use shoal_transport::frame::Fence;
 use shoal_transport::link::LinkOptions;
 use shoal_transport::provider::memory::{MemoryFabric, MemoryProvider, Shape};
+#[cfg(target_os = "linux")]
+use shoal_transport::provider::shm::{ShmOptions, ShmProvider};
 use shoal_transport::provider::tcp::{TcpOptions, TcpProvider};
 use shoal_transport::provider::{Provider, Ticket};
 
@@ -30,7 +34,15 @@ fn main() -> Outcome<()> {
     let fabric = MemoryFabric::new(&SystemRng, Shape::default());
     let memory = || Arc::new(MemoryProvider::new(effects.clone(), &fabric)) as Arc<dyn Provider>;
     println!("{:<10} {:>18} {:>18} {:>18} {:>12}", "provider", "64 B round trip", "2 KiB round trip", "16 KiB round trip", "4 MiB");
-    for (near, far) in [(tcp()?, tcp()?), (memory(), memory())] {
+    #[cfg(target_os = "linux")]
+    let shm = || ShmProvider::new(effects.clone(), ShmOptions::default()).map(|provider| Arc::new(provider) as Arc<dyn Provider>);
+    let pairs = [
+        (tcp()?, tcp()?),
+        #[cfg(target_os = "linux")]
+        (shm()?, shm()?),
+        (memory(), memory()),
+    ];
+    for (near, far) in pairs {
         let mut line = format!("{:<10}", near.kind().to_string());
         for bytes in [64, 2 * 1024, 16 * 1024] {
             let micros = round_trip(&effects, &*near, &*far, bytes, 3000)?;

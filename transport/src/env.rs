@@ -114,6 +114,7 @@ pub trait Spawner: Send + Sync + fmt::Debug + 'static {
 pub struct SystemRng;
 
 impl Rng for SystemRng {
+    #[expect(clippy::disallowed_methods, reason = "this is the system's randomness")]
     fn fill(&self, _purpose: &'static str, bytes: &mut [u8]) {
         // A machine that cannot give random bytes can make no identity, key or token: there is no way to go on.
         if let Err(error) = getrandom::fill(bytes) {

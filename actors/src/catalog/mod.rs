@@ -94,6 +94,7 @@ impl CatalogSettings {
     ///
     /// # Errors
     /// If there is no place for models.
+    #[expect(clippy::disallowed_methods, reason = "where the process's settings are read")]
     pub fn from_process() -> Result<Self, StoreError> {
         let folders = directories::BaseDirs::new();
         Self::from_variables(&|name| std::env::var(name).ok(), folders.as_ref().map(directories::BaseDirs::home_dir))
@@ -177,7 +178,7 @@ impl Catalog {
         let root = settings.root.clone();
         let store = blocking(&*spawner, move || Store::open(&root)).await??;
         let refresh = settings.refresh;
-        let shared = Shared { settings: Arc::new(settings), store, http, rng };
+        let shared = Shared { settings: Arc::new(settings), store, http, rng, clock: Arc::clone(&clock) };
         let arguments = Arguments { shared: shared.clone(), spawner: Arc::clone(&spawner) };
         let (actor, _) = Actor::spawn(None, CatalogActor, arguments).await.map_err(|_| CatalogError::Internal { what: "the start" })?;
         if let Some(interval) = refresh {

@@ -11,7 +11,7 @@ use super::known::{HubFile, KnownModel, Source};
 use super::reference::{HubReference, Reference, ends_in_gguf};
 use super::store::{LocalModel, Manifest, Store};
 use super::{CatalogError, CatalogSettings};
-use crate::env::{Http, Rng};
+use crate::env::{Clock, Http, Rng};
 
 /// What all operations share.
 #[derive(Clone)]
@@ -20,6 +20,7 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) http: Arc<dyn Http>,
     pub(crate) rng: Arc<dyn Rng>,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 impl fmt::Debug for Shared {
@@ -137,7 +138,8 @@ impl Shared {
             check: &check,
         };
         let fetched = fetch::fetch(tools, &self.settings.sources, &job)?;
-        let manifest = Manifest::new(sought.name, sought.file, fetched.sha256, fetched.bytes, &fetched.source, sought.licence);
+        let now = self.clock.unix_time();
+        let manifest = Manifest::new(sought.name, sought.file, fetched.sha256, fetched.bytes, &fetched.source, sought.licence, now);
         let model = self.store.commit(&fetched.path, &manifest)?;
         tracing::info!(target: "shoal::catalog", model = sought.name, source = fetched.source, bytes = fetched.bytes, "model fetched");
         Ok(model)

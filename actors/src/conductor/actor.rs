@@ -10,7 +10,6 @@ use super::assemble::{Assembled, Ground, Order, assemble, take_down};
 use super::instance::InstanceState;
 use super::journal::{Journal, JournalRequest};
 use crate::ids::{LeaseId, NodeId};
-use crate::membership::Membership;
 use crate::scheduler::{SchedulerActor, SchedulerArguments, SchedulerMsg};
 use crate::stage::StageNotice;
 use crate::stage::port::{PortCloser, PortEvents};
@@ -30,8 +29,6 @@ pub struct ConductorArguments {
     pub ground: Ground,
     /// What to assemble.
     pub order: Order,
-    /// Members to watch.
-    pub membership: Membership,
     /// Told of every change.
     pub state: StateSink,
 }
@@ -105,7 +102,7 @@ impl ConductorState {
 
     fn layers(&self, node: NodeId) -> String {
         let held = self.arguments.order.plan.stages.iter().filter(|stage| stage.node == node);
-        held.map(|stage| format!("{}–{}", stage.layers.start, stage.layers.end.saturating_sub(1))).collect::<Vec<_>>().join(", ")
+        held.map(|stage| layers(&stage.layers)).collect::<Vec<_>>().join(" and ")
     }
 
     async fn assembled(&mut self, result: Result<Assembled, String>) {
@@ -147,7 +144,7 @@ impl ConductorState {
         let answers = scheduler.clone();
         let tokens = Box::new(move |tokens| drop(answers.cast(SchedulerMsg::Answer(tokens))));
         let events = PortEvents { tokens, broken };
-        if let Err(error) = port.start(&ground.links, &*ground.env.spawner, sequences_max, events) {
+        if let Err(error) = port.start(sequences_max, events) {
             return self.broke(Cause::Node, format!("cannot start the pipeline's threads: {error}"));
         }
         self.scheduler = Some(scheduler.clone());
@@ -199,7 +196,7 @@ impl ConductorState {
         }
         take_down(ground, order, &self.leases).await;
         for node in order.plan.nodes() {
-            self.arguments.membership.unwatch(node);
+            ground.membership.unwatch(node);
         }
         (self.arguments.state)(InstanceState::Failed(reason), None);
         self.unloaded();
@@ -217,6 +214,14 @@ impl ConductorState {
     }
 }
 
+/// `layers 0–11`, or `layer 11`.
+fn layers(range: &std::ops::Range<u32>) -> String {
+    match range.end.saturating_sub(range.start) {
+        0 | 1 => format!("layer {}", range.start),
+        _ => format!("layers {}–{}", range.start, range.end - 1),
+    }
+}
+
 impl Actor for Conductor {
     type Msg = ConductorMsg;
     type State = ConductorState;
@@ -224,7 +229,7 @@ impl Actor for Conductor {
 
     async fn pre_start(&self, me: ActorRef<ConductorMsg>, arguments: ConductorArguments) -> Result<ConductorState, ActorProcessingErr> {
         for node in arguments.order.plan.nodes() {
-            arguments.membership.watch_closely(node);
+            arguments.ground.membership.watch_closely(node);
         }
         (arguments.state)(InstanceState::Leasing, None);
         let (ground, order, state, reply) = (arguments.ground.clone(), arguments.order.clone(), Arc::clone(&arguments.state), me.clone());
@@ -258,8 +263,7 @@ impl Actor for Conductor {
                 let order = &state.arguments.order;
                 let current = notice.key.instance == order.instance && notice.key.term == order.term && notice.key.epoch == order.epoch;
                 if let Some(stage) = order.plan.stages.get(notice.key.stage as usize).filter(|_| current) {
-                    let reason =
-                        format!("node {} lost layers {}–{}: {}", stage.name, stage.layers.start, stage.layers.end - 1, notice.reason);
+                    let reason = format!("node {} lost {}: {}", stage.name, layers(&stage.layers), notice.reason);
                     state.broke(Cause::Stage, reason);
                 }
             }
@@ -269,9 +273,7 @@ impl Actor for Conductor {
                     let (name, layers) = (state.name(node), state.layers(node));
                     state.broke(
                         Cause::Node,
-                        format!(
-                            "node {name}, which held layers {layers}, is gone; the next request places the model on the nodes that are left"
-                        ),
+                        format!("node {name}, which held {layers}, is gone; the next request places the model on the nodes that are left"),
                     );
                 }
             }

@@ -3,26 +3,28 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
-use shoal_transport::provider::Expected;
-
 use crate::card::ModelCard;
 use crate::catalog::LocalModel;
 use crate::env::{Env, TextModel};
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
 use crate::lease::{Beneficiary, Grant, LeaseKeeper, LeaseSpec, LeaseUse};
+use crate::membership::Membership;
 use crate::plan::{Plan, StagePlan};
 use crate::scheduler::SchedulerConfig;
 use crate::service::Services;
-use crate::stage::links::TensorLinks;
 use crate::stage::message::{Tokens, step_bytes};
+use crate::stage::pipes::{Connect, OpenPort, Pipes};
 use crate::stage::port::{Port, PortPlan, PortSender};
 use crate::stage::{LinkStage, LoadStage, LoadedStage, StageKey, StageReply, StageRequest, Stages};
+use futures::future::join_all;
 
 /// How long a node may take to load its layers.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long a node may take to link a stage, or to drop one.
-const STEP_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a node may take to link a stage.
+const LINK_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a node may take to drop a stage before its leases are taken back without its word. The next placing of the model waits
+/// for this, and an owner fences a stage itself before it lends the memory again.
+const UNLOAD_TIMEOUT: Duration = Duration::from_secs(2);
 /// Room in a step message for the sequences that it opens and frees, in bytes.
 const OPENS_BYTES: usize = 256 * 1024;
 /// Sequences at once, whatever the memory: each has its sampler and its place in the page tables.
@@ -39,10 +41,12 @@ pub struct Ground {
     pub node: NodeId,
     /// Peers.
     pub services: Services,
-    /// Tensor links.
-    pub links: TensorLinks,
+    /// What pipelines run on.
+    pub pipes: Arc<dyn Pipes>,
     /// Leases that this node holds.
     pub keeper: LeaseKeeper,
+    /// Who is there.
+    pub membership: Membership,
 }
 
 /// What is to be assembled.
@@ -67,6 +71,11 @@ pub struct Order {
 impl Order {
     fn key(&self, stage: usize) -> StageKey {
         StageKey { instance: self.instance, term: self.term, epoch: self.epoch, stage: u32::try_from(stage).unwrap_or(u32::MAX) }
+    }
+
+    /// Who owns the memory of each lease of [`Order::specs`].
+    fn owners(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.plan.stages.iter().flat_map(|stage| stage.memory.by_purpose().map(|_| stage.node))
     }
 
     /// The leases of all stages: one for each purpose of each.
@@ -120,19 +129,30 @@ pub(super) async fn assemble(ground: &Ground, order: &Order, loading: &(dyn Fn()
     }
 }
 
-/// Drops every stage and gives every lease back. Nodes that cannot be reached free theirs when the leases expire.
+/// Drops every stage and gives every lease back. Nodes that are gone are not waited for: their leases expire.
 pub(super) async fn take_down(ground: &Ground, order: &Order, leases: &[LeaseId]) {
     let unload = |(index, stage): (usize, &StagePlan)| {
         let remote = ground.services.remote::<Stages>(stage.node);
         let request = StageRequest::Unload(order.key(index));
-        async move { remote.call(request, STEP_TIMEOUT).await }
-    };
-    for result in join_all(order.plan.stages.iter().enumerate().map(unload)).await {
-        if let Err(error) = result {
-            tracing::debug!(target: "shoal::conductor", %error, "a stage was not unloaded; its leases expire");
+        let node = stage.node;
+        async move {
+            match ground.membership.while_present(node, remote.call(request, UNLOAD_TIMEOUT)).await {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    tracing::debug!(target: "shoal::conductor", ?node, %error, "a stage was not unloaded; its leases expire")
+                }
+                None => tracing::debug!(target: "shoal::conductor", ?node, "the holder of a stage is gone; its leases expire"),
+            }
         }
-    }
-    ground.keeper.release(leases).await;
+    };
+    join_all(order.plan.stages.iter().enumerate().map(unload)).await;
+    let view = ground.membership.view();
+    // Leases come in the order of the stages.
+    let (reachable, lost): (Vec<_>, Vec<_>) = order.owners().zip(leases.iter().copied()).partition(|(owner, _)| view.is_present(*owner));
+    let ids = |leases: Vec<(NodeId, LeaseId)>| leases.into_iter().map(|(_, lease)| lease).collect::<Vec<_>>();
+    // Asked for at once, answered perhaps never.
+    drop(ground.keeper.release(&ids(lost)));
+    ground.keeper.release(&ids(reachable)).await;
 }
 
 type Built = (PortSender, Port, SchedulerConfig, Arc<dyn TextModel>);
@@ -170,13 +190,14 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
             members: order.members.clone(),
         };
         let remote = ground.services.remote::<Stages>(stage.node);
-        let name = stage.name.clone();
+        let (node, name) = (stage.node, stage.name.clone());
         async move {
-            match remote.call(StageRequest::Load(Box::new(request)), LOAD_TIMEOUT).await {
-                Ok(Ok(StageReply::Loaded(loaded))) => Ok(*loaded),
-                Ok(Ok(_)) => Err(format!("node {name} gave no answer to a load")),
-                Ok(Err(refusal)) => Err(format!("node {name} could not load its layers: {refusal}")),
-                Err(error) => Err(format!("node {name} could not load its layers: {error}")),
+            match ground.membership.while_present(node, remote.call(StageRequest::Load(Box::new(request)), LOAD_TIMEOUT)).await {
+                Some(Ok(Ok(StageReply::Loaded(loaded)))) => Ok(*loaded),
+                Some(Ok(Ok(_))) => Err(format!("node {name} gave no answer to a load")),
+                Some(Ok(Err(refusal))) => Err(format!("node {name} could not load its layers: {refusal}")),
+                Some(Err(error)) => Err(format!("node {name} could not load its layers: {error}")),
+                None => Err(format!("node {name} went away while it loaded its layers")),
             }
         }
     });
@@ -188,7 +209,7 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
     }
 
     let last = order.plan.stages.last().map_or(ground.node, |stage| stage.node);
-    let (endpoints, ticket, expected) = ground.links.expect(last, token_bytes).map_err(|error| error.to_string())?;
+    let OpenPort { endpoints, ticket, connect: open } = ground.pipes.port(last, token_bytes)?;
     let mut hops = Vec::new();
     for index in 0..stages {
         let after = loaded.get(index + 1);
@@ -199,18 +220,19 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
             ticket: after.map_or_else(|| ticket.clone(), |l| l.ticket.clone()),
             slot_bytes: if after.is_some() { slot_into(index + 1) } else { token_bytes },
         };
-        let remote = ground.services.remote::<Stages>(order.plan.stages[index].node);
-        let name = order.plan.stages[index].name.clone();
+        let StagePlan { node, name, .. } = order.plan.stages[index].clone();
+        let remote = ground.services.remote::<Stages>(node);
         hops.push(async move {
-            match remote.call(StageRequest::Link(Box::new(link)), STEP_TIMEOUT).await {
-                Ok(Ok(_)) => Ok(()),
-                Ok(Err(refusal)) => Err(format!("node {name} could not link its stage: {refusal}")),
-                Err(error) => Err(format!("node {name} could not link its stage: {error}")),
+            match ground.membership.while_present(node, remote.call(StageRequest::Link(Box::new(link)), LINK_TIMEOUT)).await {
+                Some(Ok(Ok(_))) => Ok(()),
+                Some(Ok(Err(refusal))) => Err(format!("node {name} could not link its stage: {refusal}")),
+                Some(Err(error)) => Err(format!("node {name} could not link its stage: {error}")),
+                None => Err(format!("node {name} went away while its stage was linked")),
             }
         });
     }
     let (sender, port) = {
-        let connect = connect(ground, order, &loaded, expected, slot(0), token_bytes);
+        let connect = connect(order, &loaded, open, slot(0));
         let (hops, port) = futures::future::join(join_all(hops), connect).await;
         hops.into_iter().collect::<Result<Vec<()>, String>>()?;
         port?
@@ -231,14 +253,7 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
     Ok((sender, port, config, text))
 }
 
-async fn connect(
-    ground: &Ground,
-    order: &Order,
-    loaded: &[LoadedStage],
-    last: Expected,
-    step_bytes: u32,
-    token_bytes: u32,
-) -> Result<(PortSender, Port), String> {
+async fn connect(order: &Order, loaded: &[LoadedStage], open: Connect, step_bytes: u32) -> Result<(PortSender, Port), String> {
     let (Some(first), Some(stage)) = (loaded.first(), order.plan.stages.first()) else { return Err("the plan has no stages".to_owned()) };
     let plan = PortPlan {
         fence: order.key(0).fence(),
@@ -246,10 +261,7 @@ async fn connect(
         first_endpoints: first.endpoints.clone(),
         first_ticket: first.ticket.clone(),
         step_bytes,
-        last,
-        token_bytes,
         depth: loaded.len(),
     };
-    let links = ground.links.clone();
-    ground.env.blocking("shoal-port", move || Port::connect(&links, plan)).await?
+    open(plan).await
 }

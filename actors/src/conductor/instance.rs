@@ -1,10 +1,12 @@
 //! What is known of a placed model outside its conductor: the summary that travels in node cards.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{InstanceId, NodeId, Term};
+use crate::plan::Goal;
 
 /// How far an instance is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,4 +56,51 @@ pub struct InstanceSummary {
     pub decode_tok_s: f64,
     /// Predicted speed of prefill, in tokens a second.
     pub prefill_tok_s: f64,
+}
+
+impl InstanceSummary {
+    /// Whether it is what a placing for `goal` would make, as far as the goal says how: nodes, their number, and a context at least as
+    /// long. How many sequences it was made for, and in which chunks it reads prompts, is no reason to place a model twice.
+    pub fn meets(&self, goal: &Goal) -> bool {
+        let nodes: BTreeSet<NodeId> = self.stages.iter().map(|stage| stage.node).collect();
+        (goal.nodes_min as usize..=goal.nodes_max as usize).contains(&nodes.len())
+            && goal.pinned.is_subset(&nodes)
+            && goal.excluded.is_disjoint(&nodes)
+            && self.context_tokens >= goal.context_tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(nodes: &[u8]) -> InstanceSummary {
+        let stage = |(at, node): (usize, &u8)| StageSummary { node: NodeId([*node; 32]), layers: at as u32..at as u32 + 1, lease_bytes: 1 };
+        InstanceSummary {
+            instance: InstanceId(1),
+            model: "tiny".to_owned(),
+            sha256: "ab".to_owned(),
+            term: Term { counter: 1, node: NodeId([1; 32]) },
+            state: InstanceState::Ready,
+            context_tokens: 2048,
+            stages: nodes.iter().enumerate().map(stage).collect(),
+            decode_tok_s: 1.0,
+            prefill_tok_s: 1.0,
+        }
+    }
+
+    #[test]
+    fn a_goal_names_nodes_their_number_and_a_context() {
+        let two = instance(&[1, 2]);
+        let goal = Goal::default();
+        assert!(two.meets(&goal));
+        assert!(!two.meets(&Goal { nodes_min: 3, ..goal.clone() }));
+        assert!(!two.meets(&Goal { nodes_max: 1, ..goal.clone() }));
+        assert!(two.meets(&Goal { nodes_min: 2, nodes_max: 2, ..goal.clone() }));
+        assert!(two.meets(&Goal { pinned: BTreeSet::from([NodeId([2; 32])]), ..goal.clone() }));
+        assert!(!two.meets(&Goal { pinned: BTreeSet::from([NodeId([3; 32])]), ..goal.clone() }));
+        assert!(!two.meets(&Goal { excluded: BTreeSet::from([NodeId([2; 32])]), ..goal.clone() }));
+        assert!(two.meets(&Goal { context_tokens: 2048, sequences: 9, ..goal.clone() }));
+        assert!(!two.meets(&Goal { context_tokens: 4096, ..goal }));
+    }
 }

@@ -12,5 +12,5 @@ pub use assemble::{Assembled, Ground, Order};
 pub use files::LocalFiles;
 pub use placement::{
     InstancesSink, Placement, PlacementActor, PlacementArguments, PlacementMsg, PlacementRefusal, PlacementReply, PlacementRequest,
-    PlacementState, Prepared, Schedulers,
+    PlacementState, Prepared, Reuse, Schedulers,
 };

@@ -38,6 +38,29 @@ impl Service for Placement {
     type Reply = Result<PlacementReply, PlacementRefusal>;
 }
 
+/// When an instance that is there already answers a load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Reuse {
+    /// Whatever it was placed for: who has a question wants an answer.
+    Any,
+    /// If it is what the goal asks for.
+    Fitting,
+    /// Never: another copy is wanted beside it.
+    Never,
+}
+
+impl Reuse {
+    /// Whether `instance` will do for `goal`.
+    pub fn allows(self, instance: &InstanceSummary, goal: &Goal) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Fitting => instance.meets(goal),
+            Self::Never => false,
+        }
+    }
+}
+
 /// What is asked of a placing node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -48,8 +71,8 @@ pub enum PlacementRequest {
         model: String,
         /// What it is placed for.
         goal: Goal,
-        /// Whether to place another copy beside one that is there.
-        replica: bool,
+        /// Which instance that is there already will do.
+        reuse: Reuse,
     },
     /// Say how it would be placed.
     Plan {
@@ -72,6 +95,8 @@ pub enum PlacementReply {
     Plans(Vec<Plan>),
     /// Done.
     Done,
+    /// The node conducts no such instance, perhaps not any more.
+    NoInstance,
 }
 
 /// Why a node did not place a model, or not unload it; for people.
@@ -127,8 +152,6 @@ pub struct PlacementArguments {
     pub catalog: Catalog,
     /// Models outside the models folder.
     pub files: LocalFiles,
-    /// Who is there, with what.
-    pub membership: Membership,
     /// How they are connected.
     pub topology: Topology,
     /// Where schedulers are found.
@@ -218,11 +241,7 @@ impl PlacementState {
         match &call.request {
             PlacementRequest::Unload(instance) => {
                 let Some(reply) = call.reply else { return };
-                let Some(held) = self.instances.get(instance) else {
-                    return reply.reply(Err(PlacementRefusal {
-                        reason: format!("node {:?} conducts no instance {instance:?}", self.arguments.ground.node),
-                    }));
-                };
+                let Some(held) = self.instances.get(instance) else { return reply.reply(Ok(PlacementReply::NoInstance)) };
                 let done = Box::new(move || reply.reply(Ok(PlacementReply::Done)));
                 // If the conductor has stopped, dropping the answer tells the caller.
                 let _ = held.conductor.cast(ConductorMsg::Unload(done));
@@ -237,7 +256,7 @@ impl PlacementState {
     fn prepare(&self, model: String, goal: Goal, call: Inbound<Placement>) {
         let (catalog, files, me) = (self.arguments.catalog.clone(), self.arguments.files.clone(), self.me.clone());
         let env = self.arguments.ground.env.clone();
-        let (membership, topology) = (self.arguments.membership.clone(), self.arguments.topology.clone());
+        let (membership, topology) = (self.arguments.ground.membership.clone(), self.arguments.topology.clone());
         let task = async move {
             let look = async {
                 let model = catalog.resolve(&model).await.map_err(|error| error.to_string())?;
@@ -255,16 +274,19 @@ impl PlacementState {
 
     async fn prepared(&mut self, prepared: Prepared) {
         let Prepared { call, result } = prepared;
-        let replica = match &call.request {
-            PlacementRequest::Load { replica, .. } => *replica,
+        let (reuse, goal) = match &call.request {
+            PlacementRequest::Load { reuse, goal, .. } => {
+                let context = result.as_ref().map_or(u32::MAX, |(_, card, _)| card.context_tokens);
+                (*reuse, Goal { context_tokens: goal.context_tokens.min(context), ..goal.clone() })
+            }
             _ => {
                 let reply = result.map(|(_, _, plans)| PlacementReply::Plans(plans)).map_err(|reason| PlacementRefusal { reason });
                 return call.reply.into_iter().for_each(|way| way.reply(reply.clone()));
             }
         };
         if let Ok((model, ..)) = &result
-            && !replica
-            && let Some(held) = self.instances.values_mut().find(|held| held.summary.sha256 == model.sha256)
+            && let Some(held) =
+                self.instances.values_mut().find(|held| held.summary.sha256 == model.sha256 && reuse.allows(&held.summary, &goal))
         {
             match held.summary.state {
                 InstanceState::Ready => {
@@ -301,7 +323,7 @@ impl PlacementState {
         self.last_counter += 1;
         let term = Term { counter: self.last_counter, node: ground.node };
         let holders: Vec<NodeId> = plan.nodes().collect();
-        let view = self.arguments.membership.view();
+        let view = self.arguments.ground.membership.view();
         let members = journal::members(&holders, std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node)));
         let summary = InstanceSummary {
             instance,
@@ -322,7 +344,6 @@ impl PlacementState {
         let arguments = ConductorArguments {
             ground: ground.clone(),
             order: Order { instance, term, epoch: PlanEpoch(0), model, card, plan, members },
-            membership: self.arguments.membership.clone(),
             state: Arc::new(move |state, scheduler| drop(me.cast(PlacementMsg::State(instance, state, scheduler)))),
         };
         let spawned = Actor::spawn_linked(None, Conductor, arguments, self.me.get_cell()).await;

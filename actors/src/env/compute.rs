@@ -20,8 +20,13 @@ pub struct ComputeError {
 
 /// Loads stages of models onto the node's devices.
 pub trait Compute: Send + Sync + fmt::Debug + 'static {
-    /// The node's devices with their measured speed, best first.
+    /// The node's devices, best first. Their speeds may be zero, which means that they are not known yet.
     fn devices(&self) -> Vec<DeviceCard>;
+
+    /// The same with their speeds measured. May take a second, at full load.
+    fn measure(&self) -> Vec<DeviceCard> {
+        self.devices()
+    }
 
     /// What the planner needs to know of a model on disk.
     ///

@@ -20,6 +20,8 @@ pub use network::{
     Connected, DisconnectReason, FRAME_BYTES_MAX, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, NetworkSink,
     SendError,
 };
+/// What a stage is and does, for whoever brings a [`Compute`] of their own.
+pub use shoal_engine::stage;
 pub use shoal_transport::env::{BoxFuture, Clock, Instant, Join, Rng, Spawner, SystemRng};
 pub use storage::{DirectoryStorage, MemoryStorage, Storage};
 pub use system::{SystemClock, SystemSpawner};

@@ -13,10 +13,12 @@ impl Clock for SystemClock {
         shoal_transport::env::system_now()
     }
 
+    #[expect(clippy::disallowed_methods, reason = "this is the system's clock")]
     fn unix_time(&self) -> Duration {
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
     }
 
+    #[expect(clippy::disallowed_methods, reason = "this is the system's clock")]
     fn sleep_until(&self, deadline: Instant) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             // tokio's timer does not count suspend, so after a wake-up the remaining time is asked for again, and no
@@ -46,10 +48,12 @@ impl SystemSpawner {
 }
 
 impl Spawner for SystemSpawner {
+    #[expect(clippy::disallowed_methods, reason = "this is the system's spawner")]
     fn task(&self, _name: &'static str, future: BoxFuture<'static, ()>) {
         drop(self.runtime.spawn(future));
     }
 
+    #[expect(clippy::disallowed_methods, reason = "this is the system's spawner")]
     fn thread(&self, name: String, body: Box<dyn FnOnce() + Send>) -> std::io::Result<Box<dyn Join>> {
         let handle = std::thread::Builder::new().name(name).spawn(body)?;
         Ok(Box::new(Thread(handle)))

@@ -127,6 +127,28 @@ impl Membership {
         Subscription { number: self.insert(subscriber.into()), shared: Arc::clone(&self.shared) }
     }
 
+    /// What `work` comes to, or `None` as soon as `node` is no member any more; then `work` is dropped unfinished.
+    pub async fn while_present<T>(&self, node: NodeId, work: impl Future<Output = T>) -> Option<T> {
+        let gone = Arc::new(tokio::sync::Notify::new());
+        let tell = Arc::clone(&gone);
+        let _subscription = self.subscribe_while(Box::new(move |event| {
+            if let MemberEvent::Dead { node: dead, .. } | MemberEvent::Left { node: dead, .. } = event
+                && *dead == node
+            {
+                tell.notify_one();
+            }
+        }));
+        // Looked at after subscribing, so that no change falls between.
+        if !self.view().is_present(node) {
+            return None;
+        }
+        tokio::select! {
+            biased;
+            result = work => Some(result),
+            () = gone.notified() => None,
+        }
+    }
+
     fn insert(&self, subscriber: Arc<Subscriber>) -> u64 {
         let mut state = self.shared.state();
         state.next_subscriber += 1;

@@ -49,6 +49,11 @@ impl ClusterView {
         self.members.iter().filter(|(_, member)| member.state.is_present()).map(|(node, member)| (*node, member))
     }
 
+    /// Whether a node counts as there.
+    pub fn is_present(&self, node: NodeId) -> bool {
+        self.members.get(&node).is_some_and(|member| member.state.is_present())
+    }
+
     /// Those who are alive beyond doubt, this node included.
     pub fn alive(&self) -> impl Iterator<Item = (NodeId, &MemberView)> {
         self.members.iter().filter(|(_, member)| member.state == MemberState::Alive).map(|(node, member)| (*node, member))

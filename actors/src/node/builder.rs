@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use shoal_transport::Effects;
-use shoal_transport::provider::Provider;
+#[cfg(target_os = "linux")]
+use shoal_transport::provider::shm::{ShmOptions, ShmProvider};
 use shoal_transport::provider::tcp::{TcpOptions, TcpProvider};
+use shoal_transport::provider::{Desk, Provider, ProviderKind};
 
 use super::error::StartError;
 use super::lock::FolderLock;
@@ -15,7 +17,7 @@ use crate::catalog::CatalogSettings;
 use crate::compute::EngineCompute;
 use crate::discovery::beacon::SystemBeacon;
 use crate::env::{
-    Beacon, Clock, Compute, DirectoryStorage, Env, MemoryStorage, NetworkFactory, Rng, Spawner, Storage, SystemClock, SystemRng,
+    Beacon, BoxFuture, Clock, Compute, DirectoryStorage, Env, MemoryStorage, NetworkFactory, Rng, Spawner, Storage, SystemClock, SystemRng,
     SystemSpawner,
 };
 use crate::membership;
@@ -172,7 +174,13 @@ impl NodeBuilder {
     ///
     /// # Errors
     /// [`StartError`]; whatever had started is stopped again.
-    pub async fn start(self) -> Result<Node, StartError> {
+    pub fn start(self) -> BoxFuture<'static, Result<Node, StartError>> {
+        // Boxed here, so that every part of a node is compiled once, in this crate, and not again in each program that starts one.
+        Box::pin(self.run())
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the edge at which a node of a real machine is made")]
+    async fn run(self) -> Result<Node, StartError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let rng: Arc<dyn Rng> = Arc::new(SystemRng);
         let spawner: Arc<dyn Spawner> = Arc::new(SystemSpawner::new(tokio::runtime::Handle::current()));
@@ -183,14 +191,16 @@ impl NodeBuilder {
             None => CatalogSettings::from_process()?,
         };
 
+        let http = Arc::new(settings.http(&|name| std::env::var(name).ok()));
+
         let mut facts = Facts::read();
         let threads = self.threads.unwrap_or_else(|| facts.cores.max(1));
         let (compute, device_offer) = match self.compute {
             Some(compute) => (compute, None),
             None => {
-                let (choice, watch) = (self.device, Arc::clone(&clock));
+                let choice = self.device;
                 // Drivers of graphics processors take their time.
-                let chosen = tokio::task::spawn_blocking(move || survey::choose(choice, &*watch, threads)).await;
+                let chosen = tokio::task::spawn_blocking(move || survey::choose(choice, threads)).await;
                 let chosen = chosen.map_err(|error| StartError::Part { what: "the device", reason: error.to_string() })??;
                 let offer = chosen.default_offer();
                 if offer == Some(0) && self.memory.is_none() {
@@ -202,7 +212,7 @@ impl NodeBuilder {
                 if let Some(bytes) = chosen.own_memory_bytes {
                     facts.memory.total_bytes = bytes;
                 }
-                let compute: Arc<dyn Compute> = Arc::new(EngineCompute::new(chosen.device, vec![chosen.card], Arc::clone(&clock)));
+                let compute: Arc<dyn Compute> = Arc::new(EngineCompute::new(chosen.device, chosen.card, Arc::clone(&clock)));
                 (compute, offer)
             }
         };
@@ -219,12 +229,14 @@ impl NodeBuilder {
         if !self.tensor_listen.is_empty() {
             options.listen = self.tensor_listen;
         }
-        let tcp: Arc<dyn Provider> = Arc::new(TcpProvider::new(effects.clone(), options)?);
-        let links = TensorLinks::new(identity.node(), effects, vec![tcp]);
+        let links = TensorLinks::new(identity.node(), effects.clone(), providers(&effects, options)?);
         let network = self.network.unwrap_or_else(|| Arc::new(Libp2pNetwork::default()));
         let beacon = (!self.quiet).then(|| self.beacon.unwrap_or_else(|| Arc::new(SystemBeacon::default())));
         let env = Env { clock, rng, spawner, network, storage, compute };
-        parts::start(parts::Settings {
+        // Finding the others does not wait for it.
+        let measure = Arc::clone(&env.compute);
+        let measured = env.blocking("shoal-measure", move || measure.measure());
+        let node = parts::start(parts::Settings {
             env,
             identity,
             incarnation,
@@ -238,10 +250,29 @@ impl NodeBuilder {
             mdns: !self.no_mdns,
             beacon,
             catalog: settings,
+            http,
             lock,
         })
-        .await
+        .await?;
+        match measured.await {
+            Ok(used) => node.membership().update_card(|card| card.devices = facts.devices(used)),
+            Err(reason) => tracing::warn!(target: "shoal::node", %reason, "the devices were not measured: plans assume ordinary ones"),
+        }
+        Ok(node)
     }
+}
+
+/// The ways to other nodes, best first. What the machine does not have is left out, as long as there is one.
+fn providers(effects: &Effects, tcp: TcpOptions) -> Result<Vec<Arc<dyn Provider>>, StartError> {
+    let desk = Desk::new(ProviderKind::Tcp, Arc::clone(&effects.clock));
+    let mut providers: Vec<Arc<dyn Provider>> = Vec::new();
+    #[cfg(target_os = "linux")]
+    match ShmProvider::with_desk(effects.clone(), ShmOptions::default(), Arc::clone(&desk)) {
+        Ok(shm) => providers.push(Arc::new(shm)),
+        Err(error) => tracing::warn!(target: "shoal::node", %error, "nodes of this machine are reached over the network"),
+    }
+    providers.push(Arc::new(TcpProvider::with_desk(effects.clone(), tcp, desk)?));
+    Ok(providers)
 }
 
 impl Folder {
@@ -259,5 +290,33 @@ impl Folder {
         let storage = DirectoryStorage::open(&path).map_err(unusable)?;
         let lock = FolderLock::take(&path).map_err(unusable)?.ok_or_else(|| StartError::InUse { folder: path.display().to_string() })?;
         Ok((Arc::new(storage), Some(lock)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::NodeId;
+
+    /// One ticket is good at every door of a node, and the best one is tried first.
+    #[tokio::test]
+    async fn nodes_of_one_machine_share_memory_and_fall_back_to_the_network() {
+        let spawner: Arc<dyn Spawner> = Arc::new(SystemSpawner::new(tokio::runtime::Handle::current()));
+        let effects = Effects { clock: Arc::new(SystemClock), rng: Arc::new(SystemRng), spawner };
+        let links = |node: u8| {
+            let tcp = TcpOptions { listen: vec!["127.0.0.1:0".parse().unwrap()], ..TcpOptions::default() };
+            TensorLinks::new(NodeId([node; 32]), effects.clone(), providers(&effects, tcp).unwrap())
+        };
+        let (one, two) = (links(1), links(2));
+        let best = if cfg!(target_os = "linux") { ProviderKind::Shm } else { ProviderKind::Tcp };
+        for (without, provider) in [(None, best), (Some(ProviderKind::Shm), ProviderKind::Tcp)] {
+            let (mut endpoints, ticket, expected) = two.expect(NodeId([1; 32]), 4096).unwrap();
+            endpoints.retain(|endpoint| Some(endpoint.kind()) != without);
+            let near = one.dial(NodeId([2; 32]), &endpoints, &ticket, 4096).unwrap();
+            let far = expected.accept(effects.after(std::time::Duration::from_secs(60))).unwrap();
+            assert_eq!((near.provider(), far.provider()), (provider, provider));
+        }
+        one.shutdown();
+        two.shutdown();
     }
 }

@@ -64,7 +64,7 @@ impl std::fmt::Debug for Generation {
 
 impl Generation {
     /// Submits a request to the conductor of its instance.
-    pub(super) async fn start(services: &Services, conductor: NodeId, request: GenerateRequest) -> Result<Self, GenerateError> {
+    pub async fn start(services: &Services, conductor: NodeId, request: GenerateRequest) -> Result<Self, GenerateError> {
         let remote = services.remote::<Generate>(conductor);
         let (instance, id) = (request.instance, request.id);
         match remote.call(GenerateCall::Submit(Box::new(request)), SUBMIT_TIMEOUT).await {

@@ -37,9 +37,9 @@ pub use pool::{LeaseFailure, Pool, UserLease};
 
 use crate::catalog::Catalog;
 use crate::conductor::instance::{InstanceState, InstanceSummary};
-use crate::conductor::{Placement, PlacementMsg, PlacementReply, PlacementRequest};
+use crate::conductor::{Placement, PlacementMsg, PlacementReply, PlacementRequest, Reuse};
 use crate::discovery::Discovery;
-use crate::env::Env;
+use crate::env::{BoxFuture, Env};
 use crate::ids::{InstanceId, NodeId, RequestId};
 use crate::lease::{HeldLease, LeaseKeeper, LeaseView, Leases};
 use crate::membership::{ClusterView, Membership};
@@ -295,8 +295,8 @@ impl Node {
     }
 
     /// Has the placing node load a model that was found, or name the instance that it has of it.
-    async fn place_ready(&self, model: &str, found: &Found, goal: Goal, replica: bool) -> Result<InstanceSummary, NodeError> {
-        let request = PlacementRequest::Load { model: found.asked.clone(), goal, replica };
+    async fn place_ready(&self, model: &str, found: &Found, goal: Goal, reuse: Reuse) -> Result<InstanceSummary, NodeError> {
+        let request = PlacementRequest::Load { model: found.asked.clone(), goal, reuse };
         match self.ask(model, found, request, LOAD_TIMEOUT).await? {
             PlacementReply::Ready(summary) => Ok(*summary),
             _ => Err(other_question()),
@@ -307,7 +307,11 @@ impl Node {
     ///
     /// # Errors
     /// If no node has it, or it fits nowhere; the text says what is missing.
-    pub async fn plan(&self, model: &str, goal: Goal) -> Result<Vec<Plan>, NodeError> {
+    pub fn plan<'a>(&'a self, model: &'a str, goal: Goal) -> BoxFuture<'a, Result<Vec<Plan>, NodeError>> {
+        Box::pin(self.do_plan(model, goal))
+    }
+
+    async fn do_plan(&self, model: &str, goal: Goal) -> Result<Vec<Plan>, NodeError> {
         let found = self.find(model).await?;
         let request = PlacementRequest::Plan { model: found.asked.clone(), goal };
         match self.ask(model, &found, request, PLAN_TIMEOUT).await? {
@@ -316,40 +320,61 @@ impl Node {
         }
     }
 
-    /// The instance of a model, placed if it is not yet; ready when this resolves.
+    /// An instance of a model as the goal asks for it (see [`InstanceSummary::meets`]), placed if there is none; ready when this
+    /// resolves. With `replica` another one is placed in any case.
+    ///
+    /// A goal whose context is longer than the model's asks for the model's.
     ///
     /// # Errors
     /// If no node has it, it fits nowhere, or a node cannot load its layers; the text says what is missing.
-    pub async fn load(&self, model: &str, goal: Goal, replica: bool) -> Result<InstanceSummary, NodeError> {
-        let found = self.find(model).await?;
-        if !replica {
-            let same = |instance: &InstanceSummary| match &found.placer {
-                Some((_, hash)) => &instance.sha256 == hash,
-                None => instance.model == found.name,
-            };
-            if let Some(ready) = self.instances().into_iter().find(|instance| instance.state == InstanceState::Ready && same(instance)) {
-                return Ok(ready);
-            }
-        }
-        self.place_ready(model, &found, goal, replica).await
+    pub fn load<'a>(&'a self, model: &'a str, goal: Goal, replica: bool) -> BoxFuture<'a, Result<InstanceSummary, NodeError>> {
+        Box::pin(self.instance(model, goal, if replica { Reuse::Never } else { Reuse::Fitting }))
     }
 
-    /// Takes a placed model down. Resolves when its memory is given back.
+    async fn instance(&self, model: &str, goal: Goal, reuse: Reuse) -> Result<InstanceSummary, NodeError> {
+        let found = self.find(model).await?;
+        let same = |instance: &InstanceSummary| match &found.placer {
+            Some((_, hash)) => &instance.sha256 == hash,
+            None => instance.model == found.name,
+        };
+        let will_do =
+            |instance: &InstanceSummary| instance.state == InstanceState::Ready && same(instance) && reuse.allows(instance, &goal);
+        if let Some(ready) = self.instances().into_iter().find(will_do) {
+            return Ok(ready);
+        }
+        self.place_ready(model, &found, goal, reuse).await
+    }
+
+    /// Takes a placed model down. Resolves when its stages are dropped and its leases released; their owners lend the memory again as
+    /// soon as they have fenced it.
     ///
     /// # Errors
     /// If there is no such instance, or its conductor does not answer.
-    pub async fn unload(&self, instance: InstanceId) -> Result<(), NodeError> {
+    pub fn unload(&self, instance: InstanceId) -> BoxFuture<'_, Result<(), NodeError>> {
+        Box::pin(self.do_unload(instance))
+    }
+
+    async fn do_unload(&self, instance: InstanceId) -> Result<(), NodeError> {
         let found = self.instances().into_iter().find(|known| known.instance == instance).ok_or(NodeError::UnknownInstance(instance))?;
-        self.place(found.term.node, PlacementRequest::Unload(instance), PLAN_TIMEOUT).await.map(drop)
+        match self.place(found.term.node, PlacementRequest::Unload(instance), PLAN_TIMEOUT).await? {
+            PlacementReply::Done => Ok(()),
+            // The card that named it is old news.
+            PlacementReply::NoInstance => Err(NodeError::UnknownInstance(instance)),
+            _ => Err(other_question()),
+        }
     }
 
     /// Asks a model for text. It is placed first if it is on a node's disk and not placed yet.
     ///
     /// # Errors
     /// As [`Node::load`], and what the model's conductor says of the request.
-    pub async fn generate(&self, model: &str, options: GenerateOptions) -> Result<Generation, NodeError> {
+    pub fn generate<'a>(&'a self, model: &'a str, options: GenerateOptions) -> BoxFuture<'a, Result<Generation, NodeError>> {
+        Box::pin(self.do_generate(model, options))
+    }
+
+    async fn do_generate(&self, model: &str, options: GenerateOptions) -> Result<Generation, NodeError> {
         let id = RequestId::random(&*self.0.env.rng);
-        let mut instance = self.load(model, options.goal.clone(), false).await?;
+        let mut instance = self.instance(model, options.goal.clone(), Reuse::Any).await?;
         for again in [true, false] {
             let request = GenerateRequest {
                 id,
@@ -375,7 +400,7 @@ impl Node {
     /// Places a model whose known instance is gone, whatever the cards still say.
     async fn load_other(&self, model: &str, goal: &Goal, gone: InstanceId) -> Result<InstanceSummary, NodeError> {
         let found = self.find(model).await?;
-        let summary = self.place_ready(model, &found, goal.clone(), false).await?;
+        let summary = self.place_ready(model, &found, goal.clone(), Reuse::Any).await?;
         if summary.instance == gone { Err(NodeError::UnknownInstance(gone)) } else { Ok(summary) }
     }
 
@@ -394,8 +419,10 @@ impl Node {
 
     /// Leaves the cluster: takes down what this node conducts and holds, says good-bye, stops every actor and thread and
     /// frees every port.
-    pub async fn leave(&self) {
-        self.0.left.get_or_init(|| self.0.stop()).await;
+    pub fn leave(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.0.left.get_or_init(|| self.0.stop()).await;
+        })
     }
 }
 

@@ -15,7 +15,7 @@ use crate::catalog::{Catalog, CatalogEffects, CatalogSettings};
 use crate::conductor::journal::{Journal, JournalStore};
 use crate::conductor::{Ground, LocalFiles, Placement, PlacementActor, PlacementArguments, PlacementMsg, Schedulers};
 use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
-use crate::env::{Beacon, Env, NetworkConfig};
+use crate::env::{Beacon, Env, Http, NetworkConfig};
 use crate::ids::Incarnation;
 use crate::lease::{LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, Leases, LeasesActor, LeasesArguments};
 use crate::membership::{MemberEvent, Membership, MembershipActor, MembershipArguments, Timing};
@@ -24,6 +24,7 @@ use crate::scheduler::Generate;
 use crate::secret::{ClusterKey, Identity};
 use crate::service::{Inbound, Services, ServicesLimits};
 use crate::stage::links::TensorLinks;
+use crate::stage::pipes::{Pipes, ThreadPipes};
 use crate::stage::{StageNotices, Stages, Workers, WorkersArguments, WorkersMsg};
 use crate::supervise::{ChildSpec, Restart, Supervision};
 use crate::topology::{Topology, TopologyActor, TopologyArguments};
@@ -50,6 +51,7 @@ pub(super) struct Settings {
     pub(super) mdns: bool,
     pub(super) beacon: Option<Arc<dyn Beacon>>,
     pub(super) catalog: CatalogSettings,
+    pub(super) http: Arc<dyn Http>,
     pub(super) lock: Option<FolderLock>,
 }
 
@@ -132,9 +134,8 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     }))
     .await?;
 
-    let catalog_http = Arc::new(settings.catalog.http(&|name| std::env::var(name).ok()));
     let effects =
-        CatalogEffects { http: catalog_http, clock: Arc::clone(&env.clock), rng: Arc::clone(&env.rng), spawner: Arc::clone(&env.spawner) };
+        CatalogEffects { http: settings.http, clock: Arc::clone(&env.clock), rng: Arc::clone(&env.rng), spawner: Arc::clone(&env.spawner) };
     let catalog = Catalog::start(settings.catalog, effects).await?;
 
     let workers = Arc::new(Mutex::new(None::<ActorRef<WorkersMsg>>));
@@ -175,10 +176,11 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     let files = LocalFiles::default();
     let check = leases.clone();
     let (find, store) = (files.clone(), catalog.clone());
+    let pipes: Arc<dyn Pipes> = Arc::new(ThreadPipes::new(env.clone(), settings.links.clone()));
     let arguments = WorkersArguments {
         env: env.clone(),
         services: services.clone(),
-        links: settings.links.clone(),
+        pipes: Arc::clone(&pipes),
         leases: Arc::new(move |from, right| check.check(from, right).map_err(|error| error.to_string())),
         models: Arc::new(move |sha256| find.path(&store, sha256)),
         threads: settings.threads,
@@ -197,10 +199,16 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     services.serve::<Generate>(move |call| route.route(call)).map_err(|e| part("the schedulers")(e.to_string()))?;
     let announce = membership.clone();
     let arguments = PlacementArguments {
-        ground: Ground { env: env.clone(), node, services: services.clone(), links: settings.links.clone(), keeper: keeper.clone() },
+        ground: Ground {
+            env: env.clone(),
+            node,
+            services: services.clone(),
+            pipes,
+            keeper: keeper.clone(),
+            membership: membership.clone(),
+        },
         catalog: catalog.clone(),
         files,
-        membership: membership.clone(),
         topology: topology.clone(),
         schedulers,
         instances: Arc::new(move |instances| announce.update_card(move |card| card.instances = instances)),

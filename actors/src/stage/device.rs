@@ -19,6 +19,7 @@ use shoal_transport::provider::Expected;
 use super::links::{LINK_TIMEOUT, TensorLinks};
 use super::machine::StageMachine;
 use super::message::KIND_STEP;
+use super::pipes::StageEvent;
 use super::service::LinkStage;
 use crate::env::{Clock, Compute};
 
@@ -41,18 +42,7 @@ pub(super) struct DeviceArguments {
     pub(super) upstream_slot_bytes: u32,
     pub(super) downstream: mpsc::Receiver<Box<LinkStage>>,
     pub(super) stop: Arc<Stop>,
-    pub(super) events: Box<dyn Fn(DeviceEvent) + Send>,
-}
-
-/// What a device thread reports.
-#[derive(Debug)]
-pub(super) enum DeviceEvent {
-    /// The stage is in memory.
-    Loaded { hidden: usize, vocabulary: usize, pages: usize, page_tokens: usize, weight_bytes: u64, took: Duration },
-    /// The stage after it is connected.
-    Linked,
-    /// The thread has ended and the stage's memory is free. `None`: it was asked to.
-    Ended(Option<String>),
+    pub(super) events: Box<dyn Fn(StageEvent) + Send>,
 }
 
 /// How a device thread is stopped from outside, wherever it waits.
@@ -98,10 +88,10 @@ pub(super) fn run(arguments: DeviceArguments) {
         Err(reason) if !stop.asked() => Some(reason),
         _ => None,
     };
-    events(DeviceEvent::Ended(reason));
+    events(StageEvent::Ended(reason));
 }
 
-type Events = Box<dyn Fn(DeviceEvent) + Send>;
+type Events = Box<dyn Fn(StageEvent) + Send>;
 
 fn split(mut arguments: DeviceArguments) -> (DeviceArguments, Events) {
     let events = std::mem::replace(&mut arguments.events, Box::new(|_| {}));
@@ -127,7 +117,7 @@ fn drive(arguments: DeviceArguments, events: &Events) -> Result<(), String> {
     let begun = clock.now();
     let stage = compute.load(&path, &spec, &options).map_err(|error| error.to_string())?;
     let (pages, _) = stage.pages();
-    events(DeviceEvent::Loaded {
+    events(StageEvent::Loaded {
         hidden: stage.hidden(),
         vocabulary: stage.vocabulary(),
         pages,
@@ -145,7 +135,7 @@ fn drive(arguments: DeviceArguments, events: &Events) -> Result<(), String> {
     let link = links.dial(to.to, &to.endpoints, &to.ticket, to.slot_bytes).map_err(|error| error.to_string())?;
     stop.watch(&link);
     let down = channel::sender(link, fence, TensorLinks::options(to.slot_bytes), links.effects()).map_err(|error| error.to_string())?;
-    events(DeviceEvent::Linked);
+    events(StageEvent::Linked);
     let link =
         upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
     stop.watch(&link);

@@ -45,7 +45,8 @@ pub struct LinkFailure {
 }
 
 impl TensorLinks {
-    /// Links inside `node` by memory, and to others by the `network` providers, best first.
+    /// Links inside `node` by memory, and to others by the `network` providers, best first, which share a desk: a ticket that one of
+    /// them expects is good at each.
     pub fn new(node: NodeId, effects: Effects, network: Vec<Arc<dyn Provider>>) -> Self {
         let fabric = MemoryFabric::new(&*effects.rng, Shape::default());
         let local = Arc::new(MemoryProvider::new(effects.clone(), &fabric));
@@ -68,11 +69,11 @@ impl TensorLinks {
     /// If no provider can take it.
     pub fn expect(&self, peer: NodeId, slot_bytes: u32) -> Result<(Vec<Endpoint>, Ticket, Expected), LinkFailure> {
         let ticket = Ticket::random(&*self.effects.rng);
-        let provider = if peer == self.node { Some(&self.local) } else { self.network.first() };
+        let providers = if peer == self.node { std::slice::from_ref(&self.local) } else { self.network.as_slice() };
         let failure = |reason: String| LinkFailure { direction: "from", peer, reason };
-        let provider = provider.ok_or_else(|| failure("this node has no provider that reaches other nodes".to_owned()))?;
-        let expected = provider.expect(&ticket, LinkOptions::for_payload(slot_bytes)).map_err(|e| failure(e.to_string()))?;
-        Ok((provider.endpoints(), ticket, expected))
+        let first = providers.first().ok_or_else(|| failure("this node has no provider that reaches other nodes".to_owned()))?;
+        let expected = first.expect(&ticket, LinkOptions::for_payload(slot_bytes)).map_err(|e| failure(e.to_string()))?;
+        Ok((providers.iter().flat_map(|provider| provider.endpoints()).collect(), ticket, expected))
     }
 
     /// Links to `peer`, which expects it. Blocks for at most [`LINK_TIMEOUT`].

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use shoal_transport::Effects;
 use shoal_transport::channel;
 use shoal_transport::frame::Fence;
 use shoal_transport::link::LinkCloser;
@@ -36,33 +37,48 @@ pub enum PortError {
 }
 
 /// Takes encoded steps. Dropping it closes the pipeline.
-#[derive(Debug)]
-pub struct PortSender {
-    queue: mpsc::SyncSender<Vec<u8>>,
-    depth: usize,
+pub struct PortSender(Box<dyn Fn(Vec<u8>) -> Result<(), PortError> + Send>);
+
+impl fmt::Debug for PortSender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PortSender")
+    }
 }
 
 impl PortSender {
+    /// Hands steps to `take`, which must not block. It is dropped with the sender.
+    pub fn new(take: impl Fn(Vec<u8>) -> Result<(), PortError> + Send + 'static) -> Self {
+        Self(Box::new(take))
+    }
+
     /// Queues a step. Never blocks.
     ///
     /// # Errors
     /// [`PortError`] if it was not taken.
     pub fn send(&self, step: Vec<u8>) -> Result<(), PortError> {
-        self.queue.try_send(step).map_err(|error| match error {
-            mpsc::TrySendError::Full(_) => PortError::Full(self.depth),
-            mpsc::TrySendError::Disconnected(_) => PortError::Closed,
-        })
+        (self.0)(step)
     }
 }
 
-/// Ends the port's threads.
-#[derive(Clone, Debug)]
-pub struct PortCloser(Vec<LinkCloser>);
+/// Ends a running port.
+#[derive(Clone)]
+pub struct PortCloser(Arc<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for PortCloser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PortCloser")
+    }
+}
 
 impl PortCloser {
+    /// Closes with `close`, which may be called again and again.
+    pub fn new(close: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(close))
+    }
+
     /// Closes both links: the stages at their other ends notice.
     pub fn close(&self) {
-        self.0.iter().for_each(LinkCloser::close);
+        (self.0)();
     }
 }
 
@@ -80,13 +96,19 @@ impl fmt::Debug for PortEvents {
     }
 }
 
+/// Starts what carries steps and answers, for answers of at most so many tokens.
+pub type PortStart = Box<dyn FnOnce(usize, PortEvents) -> std::io::Result<()> + Send>;
+
 /// The two ends of the pipeline, connected but not running yet.
-#[derive(Debug)]
 pub struct Port {
-    sender: channel::Sender,
-    receiver: channel::Receiver,
     closer: PortCloser,
-    queue: mpsc::Receiver<Vec<u8>>,
+    start: PortStart,
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Port")
+    }
 }
 
 /// Where the pipeline's ends are.
@@ -102,31 +124,47 @@ pub struct PortPlan {
     pub first_ticket: Ticket,
     /// Longest step message, in bytes.
     pub step_bytes: u32,
-    /// The link that the last stage was told to make.
-    pub last: Expected,
-    /// Longest tokens message, in bytes.
-    pub token_bytes: u32,
     /// Steps in flight at most.
     pub depth: usize,
 }
 
 impl Port {
-    /// Connects both ends. Blocks for at most [`LINK_TIMEOUT`] each.
+    /// A port that `closer` ends and `start` sets running.
+    pub fn new(closer: PortCloser, start: PortStart) -> Self {
+        Self { closer, start }
+    }
+
+    /// Connects both ends over tensor links: `last` is the one that the last stage was told to make, with messages of at
+    /// most `token_bytes` bytes. Blocks for at most [`LINK_TIMEOUT`] each.
     ///
     /// # Errors
     /// [`LinkFailure`] or what kept a channel from opening, in words.
-    pub fn connect(links: &TensorLinks, plan: PortPlan) -> Result<(PortSender, Self), String> {
+    pub(super) fn connect(
+        links: &TensorLinks,
+        spawner: Arc<dyn Spawner>,
+        plan: PortPlan,
+        last: Expected,
+        token_bytes: u32,
+    ) -> Result<(PortSender, Self), String> {
         let words = |error: &dyn fmt::Display| error.to_string();
         let first =
             links.dial(plan.first, &plan.first_endpoints, &plan.first_ticket, plan.step_bytes).map_err(|e: LinkFailure| words(&e))?;
-        let last = plan.last.accept(links.effects().after(LINK_TIMEOUT)).map_err(|e| format!("the last stage did not connect: {e}"))?;
-        let closer = PortCloser(vec![LinkCloser::new(&first), LinkCloser::new(&last)]);
+        let last = last.accept(links.effects().after(LINK_TIMEOUT)).map_err(|e| format!("the last stage did not connect: {e}"))?;
+        let closers = [LinkCloser::new(&first), LinkCloser::new(&last)];
+        let closer = PortCloser::new(move || closers.iter().for_each(LinkCloser::close));
         let sender = channel::sender(first, plan.fence, TensorLinks::options(plan.step_bytes), links.effects()).map_err(|e| words(&e))?;
-        let receiver =
-            channel::receiver(last, plan.fence, TensorLinks::options(plan.token_bytes), links.effects()).map_err(|e| words(&e))?;
+        let receiver = channel::receiver(last, plan.fence, TensorLinks::options(token_bytes), links.effects()).map_err(|e| words(&e))?;
         let depth = plan.depth + 1;
         let (steps, queue) = mpsc::sync_channel(depth);
-        Ok((PortSender { queue: steps, depth }, Self { sender, receiver, closer, queue }))
+        let take = move |step: Vec<u8>| {
+            steps.try_send(step).map_err(|error| match error {
+                mpsc::TrySendError::Full(_) => PortError::Full(depth),
+                mpsc::TrySendError::Disconnected(_) => PortError::Closed,
+            })
+        };
+        let threads = Threads { effects: links.effects().clone(), sender, receiver, closer: closer.clone(), queue };
+        let start: PortStart = Box::new(move |sequences_max, events| threads.start(&*spawner, sequences_max, events));
+        Ok((PortSender::new(take), Self { closer, start }))
     }
 
     /// What ends it from outside.
@@ -134,19 +172,34 @@ impl Port {
         self.closer.clone()
     }
 
-    /// Starts the threads. `sequences_max` bounds the tokens of an answer.
+    /// Sets it running. `sequences_max` bounds the tokens of an answer.
     ///
     /// # Errors
     /// The system's, if it cannot start a thread.
-    pub fn start(self, links: &TensorLinks, spawner: &dyn Spawner, sequences_max: usize, events: PortEvents) -> std::io::Result<()> {
-        let Self { mut sender, mut receiver, closer, queue } = self;
+    pub fn start(self, sequences_max: usize, events: PortEvents) -> std::io::Result<()> {
+        (self.start)(sequences_max, events)
+    }
+}
+
+/// A port over tensor links, connected.
+struct Threads {
+    effects: Effects,
+    sender: channel::Sender,
+    receiver: channel::Receiver,
+    closer: PortCloser,
+    queue: mpsc::Receiver<Vec<u8>>,
+}
+
+impl Threads {
+    fn start(self, spawner: &dyn Spawner, sequences_max: usize, events: PortEvents) -> std::io::Result<()> {
+        let Self { effects, mut sender, mut receiver, closer, queue } = self;
         let PortEvents { tokens, broken } = events;
-        let (effects, lost) = (links.effects().clone(), Arc::clone(&broken));
+        let (time, lost) = (effects.clone(), Arc::clone(&broken));
         spawner.thread(
             "shoal-steps".to_owned(),
             Box::new(move || {
                 while let Ok(step) = queue.recv() {
-                    if let Err(error) = sender.send(KIND_STEP, &[&step], effects.after(SEND_TIMEOUT)) {
+                    if let Err(error) = sender.send(KIND_STEP, &[&step], time.after(SEND_TIMEOUT)) {
                         lost(format!("the link to the first stage is gone: {error}"));
                         break;
                     }
@@ -154,7 +207,6 @@ impl Port {
                 closer.close();
             }),
         )?;
-        let effects = links.effects().clone();
         spawner.thread(
             "shoal-tokens".to_owned(),
             Box::new(move || {

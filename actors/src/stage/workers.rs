@@ -5,17 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use shoal_engine::stage::{StageOptions, StageSpec};
-use shoal_transport::provider::{Endpoint, Ticket};
 
-use super::device::{self, DeviceArguments, DeviceEvent, Stop};
-use super::links::TensorLinks;
-use super::service::{
-    LinkStage, LoadStage, LoadedStage, StageKey, StageNotice, StageNotices, StageRefusal, StageReply, StageRequest, Stages,
-};
+use super::pipes::{Pipes, RunningStage, StageEvent, StageJob};
+use super::service::{LoadStage, LoadedStage, StageKey, StageNotice, StageNotices, StageRefusal, StageReply, StageRequest, Stages};
 use crate::countdown::Countdown;
 use crate::env::Env;
 use crate::ids::{LeaseId, NodeId};
@@ -42,8 +38,8 @@ pub struct WorkersArguments {
     pub env: Env,
     /// Peers.
     pub services: Services,
-    /// Tensor links.
-    pub links: TensorLinks,
+    /// What stages run on.
+    pub pipes: Arc<dyn Pipes>,
     /// The owner's word on leases.
     pub leases: LeaseCheck,
     /// Models on disk.
@@ -67,7 +63,7 @@ pub enum WorkersMsg {
 
 /// A device thread's report, opaque outside.
 #[doc(hidden)]
-pub struct DeviceReport(DeviceEvent);
+pub struct DeviceReport(StageEvent);
 
 impl From<Inbound<Stages>> for WorkersMsg {
     fn from(call: Inbound<Stages>) -> Self {
@@ -98,10 +94,7 @@ pub struct WorkersState {
 
 struct Held {
     leases: Vec<LeaseId>,
-    endpoints: Vec<Endpoint>,
-    ticket: Ticket,
-    downstream: mpsc::Sender<Box<LinkStage>>,
-    stop: Arc<Stop>,
+    stage: RunningStage,
     loading: Option<Replier<Stages>>,
     loaded: bool,
     linking: Option<Replier<Stages>>,
@@ -142,7 +135,7 @@ impl WorkersState {
             }
             StageRequest::Link(link) => {
                 let Some(held) = self.stages.get_mut(&key) else { return answer(reply, refuse("this node does not hold that stage")) };
-                if !held.loaded || held.linking.is_some() || held.downstream.send(link).is_err() {
+                if !held.loaded || held.linking.is_some() || !(held.stage.link)(link) {
                     return answer(reply, refuse("the stage is not ready to be linked, or is linked already"));
                 }
                 held.linking = reply;
@@ -151,7 +144,7 @@ impl WorkersState {
                 None => answer(reply, Ok(StageReply::Done)),
                 Some(held) => {
                     held.gone.push(Box::new(move || answer(reply, Ok(StageReply::Done))));
-                    held.stop.ask();
+                    (held.stage.stop)();
                 }
             },
         }
@@ -188,14 +181,11 @@ impl WorkersState {
         let path = (self.arguments.models)(&load.sha256).ok_or_else(|| {
             format!("this node does not have {} (sha256 {}) on disk; `shoal pull {}` there", load.model, load.sha256, load.model)
         })?;
-        let (endpoints, ticket, upstream) = self.arguments.links.expect(load.from, load.slot_bytes).map_err(|error| error.to_string())?;
-        let (downstream, links) = mpsc::channel();
-        let stop = Arc::new(Stop::default());
         let me = self.me.clone();
-        let arguments = DeviceArguments {
-            clock: Arc::clone(&self.arguments.env.clock),
-            compute: Arc::clone(&self.arguments.env.compute),
-            links: self.arguments.links.clone(),
+        let stage = self.arguments.pipes.stage(StageJob {
+            key,
+            from: load.from,
+            slot_bytes: load.slot_bytes,
             path,
             spec: StageSpec { layers: load.layers.clone() },
             options: StageOptions {
@@ -205,37 +195,27 @@ impl WorkersState {
                 context_tokens: load.context_tokens,
             },
             sequences_max: load.sequences_max as usize,
-            fence: key.fence(),
-            upstream,
-            upstream_slot_bytes: load.slot_bytes,
-            downstream: links,
-            stop: Arc::clone(&stop),
             events: Box::new(move |event| {
                 // Fails only when the actor has stopped, which waits for its threads first.
                 let _ = me.cast(WorkersMsg::Device(key, DeviceReport(event)));
             }),
-        };
-        self.arguments
-            .env
-            .spawner
-            .thread(format!("shoal-stage-{}", key.stage), Box::new(move || device::run(arguments)))
-            .map_err(|error| format!("cannot start a device thread: {error}"))?;
+        })?;
         let leases = load.leases.iter().map(|lease| lease.lease).collect();
-        let held = Held { leases, endpoints, ticket, downstream, stop, loading: None, loaded: false, linking: None, gone: Vec::new() };
+        let held = Held { leases, stage, loading: None, loaded: false, linking: None, gone: Vec::new() };
         self.stages.insert(key, held);
         tracing::info!(target: "shoal::stage", model = %load.model, layers = ?load.layers, "loading a stage");
         Ok(())
     }
 
-    fn device(&mut self, key: StageKey, event: DeviceEvent) {
+    fn device(&mut self, key: StageKey, event: StageEvent) {
         let Some(held) = self.stages.get_mut(&key) else { return };
         match event {
-            DeviceEvent::Loaded { hidden, vocabulary, pages, page_tokens, weight_bytes, took } => {
+            StageEvent::Loaded { hidden, vocabulary, pages, page_tokens, weight_bytes, took } => {
                 held.loaded = true;
                 let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
                 let loaded = LoadedStage {
-                    endpoints: held.endpoints.clone(),
-                    ticket: held.ticket.clone(),
+                    endpoints: held.stage.endpoints.clone(),
+                    ticket: held.stage.ticket.clone(),
                     hidden: small(hidden),
                     vocabulary: small(vocabulary),
                     pages: small(pages),
@@ -245,8 +225,8 @@ impl WorkersState {
                 };
                 answer(held.loading.take(), Ok(StageReply::Loaded(Box::new(loaded))));
             }
-            DeviceEvent::Linked => answer(held.linking.take(), Ok(StageReply::Done)),
-            DeviceEvent::Ended(reason) => {
+            StageEvent::Linked => answer(held.linking.take(), Ok(StageReply::Done)),
+            StageEvent::Ended(reason) => {
                 let Some(held) = self.stages.remove(&key) else { return };
                 let words = reason.clone().unwrap_or_else(|| "the stage was unloaded".to_owned());
                 answer(held.loading, refuse(words.clone()));
@@ -269,7 +249,7 @@ impl WorkersState {
         for held in self.stages.values_mut().filter(|held| picked(held)) {
             let finish = finish.clone();
             held.gone.push(Box::new(move || drop(finish)));
-            held.stop.ask();
+            (held.stage.stop)();
         }
     }
 }

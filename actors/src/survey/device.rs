@@ -5,7 +5,9 @@ use std::str::FromStr;
 
 use shoal_engine::device::{Device, DeviceError, DeviceNameError, Gpu, GpuMemory, gpus};
 
-use super::{gpu, processor};
+use shoal_engine::kernels::{measure_gpu, try_gpu};
+
+use super::{gpu, measured_processor, processor};
 use crate::card::{DeviceCard, DeviceKind};
 use crate::env::Clock;
 
@@ -47,7 +49,7 @@ impl FromStr for DeviceChoice {
 pub struct Chosen {
     /// Which.
     pub device: Device,
-    /// Its card, measured.
+    /// Its card, its speed not yet measured.
     pub card: DeviceCard,
     /// Where it is on the PCI bus, if it is on one.
     pub slot: Option<String>,
@@ -63,70 +65,79 @@ impl Chosen {
     }
 }
 
-/// Finds, opens and measures the device of a node that uses `threads` threads of the host's processor.
+/// Finds and opens the device of a node that uses `threads` threads of the host's processor.
 ///
 /// # Errors
 /// [`DeviceError`] if a graphics processor was asked for by its number and cannot be used.
-pub fn choose(choice: DeviceChoice, clock: &dyn Clock, threads: u32) -> Result<Chosen, DeviceError> {
+pub fn choose(choice: DeviceChoice, threads: u32) -> Result<Chosen, DeviceError> {
     match choice {
-        DeviceChoice::Only(Device::Cpu) => Ok(host(clock, threads)),
+        DeviceChoice::Only(Device::Cpu) => Ok(host(threads)),
         DeviceChoice::Only(Device::Gpu(index)) => {
+            try_gpu(index)?;
             let gpu = gpus().into_iter().nth(index as usize);
-            match gpu {
-                Some(gpu) => on(index, &gpu, clock),
-                // Whoever opens it says what is missing.
-                None => Err(missing(index, clock)),
-            }
+            gpu.map(|gpu| on(index, &gpu)).ok_or(DeviceError::Missing { device: Device::Gpu(index), seen: Vec::new() })
         }
         DeviceChoice::Auto => {
             for (index, gpu) in (0..).zip(gpus()) {
                 if gpu.software || gpu.memory == GpuMemory::Unknown {
                     continue;
                 }
-                match on(index, &gpu, clock) {
-                    Ok(chosen) => return Ok(chosen),
+                match try_gpu(index) {
+                    Ok(()) => return Ok(on(index, &gpu)),
                     Err(error) => tracing::warn!(%error, "a graphics processor is passed over"),
                 }
             }
-            Ok(host(clock, threads))
+            Ok(host(threads))
         }
     }
 }
 
-fn host(clock: &dyn Clock, threads: u32) -> Chosen {
-    Chosen { device: Device::Cpu, card: processor(clock, threads), slot: None, own_memory_bytes: None }
+fn host(threads: u32) -> Chosen {
+    Chosen { device: Device::Cpu, card: processor(threads), slot: None, own_memory_bytes: None }
 }
 
-fn speed(index: u32, clock: &dyn Clock) -> Result<shoal_engine::kernels::Speed, DeviceError> {
-    let begin = clock.now();
-    shoal_engine::kernels::measure_gpu(index, &|| clock.now().since(begin))
-}
-
-fn missing(index: u32, clock: &dyn Clock) -> DeviceError {
-    let none = DeviceError::Missing { device: Device::Gpu(index), seen: Vec::new() };
-    speed(index, clock).err().unwrap_or(none)
-}
-
-fn on(index: u32, gpu: &Gpu, clock: &dyn Clock) -> Result<Chosen, DeviceError> {
-    let speed = speed(index, clock)?;
+fn on(index: u32, gpu: &Gpu) -> Chosen {
     let own_memory_bytes = match gpu.memory {
         GpuMemory::Own(bytes) => Some(bytes),
         // Nothing is offered of what nobody knows; the user can say how much.
         GpuMemory::Unknown => Some(0),
         GpuMemory::Shared => None,
     };
-    let card = DeviceCard {
-        read_bytes_per_second: speed.read_bytes_per_second,
-        multiply_adds_per_second: speed.multiply_adds_per_second,
-        ..gpu::of_driver(gpu, DeviceKind::Gpu)
+    Chosen { device: Device::Gpu(index), card: gpu::of_driver(gpu, DeviceKind::Gpu), slot: gpu.slot.clone(), own_memory_bytes }
+}
+
+/// A device's card with its speed measured. Takes some tenths of a second, at full load; a device that fails keeps the card that it
+/// has, and says what is wrong when it is used.
+pub fn measured(device: Device, card: &DeviceCard, clock: &dyn Clock) -> DeviceCard {
+    let index = match device {
+        Device::Cpu => return measured_processor(clock, card.threads),
+        Device::Gpu(index) => index,
     };
-    Ok(Chosen { device: Device::Gpu(index), card, slot: gpu.slot.clone(), own_memory_bytes })
+    let begin = clock.now();
+    match measure_gpu(index, &|| clock.now().since(begin)) {
+        Ok(speed) => DeviceCard {
+            read_bytes_per_second: speed.read_bytes_per_second,
+            multiply_adds_per_second: speed.multiply_adds_per_second,
+            ..card.clone()
+        },
+        Err(error) => {
+            tracing::warn!(%error, "a graphics processor was not measured");
+            card.clone()
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::env::SystemClock;
+
+    #[test]
+    fn the_hosts_processor_is_measured() {
+        let chosen = choose(DeviceChoice::default(), 1).unwrap();
+        assert_eq!(chosen.card.read_bytes_per_second, 0.0);
+        assert!(measured(chosen.device, &chosen.card, &SystemClock).read_bytes_per_second > 0.0);
+    }
 
     #[test]
     fn choices_are_read_and_written() {
@@ -141,15 +152,15 @@ mod tests {
     #[test]
     fn whoever_has_no_graphics_processor_computes_on_the_host() {
         let real = gpus().iter().any(|gpu| !gpu.software);
-        let chosen = choose(DeviceChoice::Auto, &SystemClock, 1).unwrap();
+        let chosen = choose(DeviceChoice::Auto, 1).unwrap();
         assert!(real || (chosen.device == Device::Cpu && chosen.own_memory_bytes.is_none() && chosen.default_offer().is_none()));
-        let error = choose(DeviceChoice::Only(Device::Gpu(99)), &SystemClock, 1).unwrap_err().to_string();
+        let error = choose(DeviceChoice::Only(Device::Gpu(99)), 1).unwrap_err().to_string();
         assert!(error.contains("gpu:99") || error.contains("--features gpu"), "{error}");
     }
 
     #[test]
     fn a_devices_own_memory_is_not_offered_to_the_last_byte() {
-        let chosen = |own_memory_bytes| Chosen { own_memory_bytes, ..host(&SystemClock, 1) };
+        let chosen = |own_memory_bytes| Chosen { own_memory_bytes, ..host(1) };
         assert_eq!(chosen(None).default_offer(), None);
         assert_eq!(chosen(Some(0)).default_offer(), Some(0));
         assert_eq!(chosen(Some(10 << 30)).default_offer(), Some((9 << 30) - (512 << 20)));

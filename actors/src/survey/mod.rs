@@ -8,7 +8,7 @@ mod host;
 mod memory;
 mod processor;
 
-pub use device::{Chosen, DeviceChoice, choose};
+pub use device::{Chosen, DeviceChoice, choose, measured};
 pub use memory::{Memory, default_offer};
 
 use crate::card::{DeviceCard, NodeCard, WIRE_VERSION};
@@ -59,13 +59,15 @@ impl Facts {
         self.gpus.retain(|gpu| gpu.slot.as_deref() != Some(slot));
     }
 
-    /// The first card of a node of this machine that offers `memory_offered_bytes`. `devices` are those in use; the
-    /// graphics processors that are not among them are added as unused.
-    pub fn card(&self, node: NodeId, incarnation: Incarnation, memory_offered_bytes: u64, devices: Vec<DeviceCard>) -> NodeCard {
-        let mut all = devices;
-        let unused = self.gpus.iter().map(|gpu| &gpu.card).filter(|gpu| !all.iter().any(|device| device.name == gpu.name)).cloned();
-        let unused: Vec<DeviceCard> = unused.collect();
-        all.extend(unused);
+    /// The devices in use, and the machine's other graphics processors as unused.
+    pub fn devices(&self, used: Vec<DeviceCard>) -> Vec<DeviceCard> {
+        let others = self.gpus.iter().map(|gpu| &gpu.card).filter(|gpu| !used.iter().any(|device| device.name == gpu.name));
+        let unused: Vec<DeviceCard> = others.cloned().collect();
+        used.into_iter().chain(unused).collect()
+    }
+
+    /// The first card of a node of this machine that offers `memory_offered_bytes` and uses these devices.
+    pub fn card(&self, node: NodeId, incarnation: Incarnation, memory_offered_bytes: u64, used: Vec<DeviceCard>) -> NodeCard {
         NodeCard {
             node,
             incarnation,
@@ -79,7 +81,7 @@ impl Facts {
             memory_total_bytes: self.memory.total_bytes,
             memory_offered_bytes,
             memory_free_bytes: memory_offered_bytes,
-            devices: all,
+            devices: self.devices(used),
             models: Vec::new(),
             instances: Vec::new(),
             addresses: Vec::new(),
@@ -88,10 +90,14 @@ impl Facts {
     }
 }
 
-/// The card of this machine's processor, with its speed measured on `threads` threads. Takes less than a tenth of a
-/// second, all of it at full load.
-pub fn processor(clock: &dyn Clock, threads: u32) -> DeviceCard {
-    processor::card(clock, threads)
+/// The card of this machine's processor as `threads` threads use it, its speed not yet measured.
+pub fn processor(threads: u32) -> DeviceCard {
+    processor::card(threads)
+}
+
+/// The same with its speed measured. Takes less than a tenth of a second, all of it at full load.
+pub fn measured_processor(clock: &dyn Clock, threads: u32) -> DeviceCard {
+    processor::measured(clock, threads)
 }
 
 #[cfg(test)]
@@ -137,10 +143,12 @@ mod tests {
 
     #[test]
     fn the_processor_has_a_speed() {
-        let card = processor(&SystemClock, 1);
+        let card = measured_processor(&SystemClock, 1);
         println!("{card:?}");
         assert!(card.read_bytes_per_second > 1e7 && card.read_bytes_per_second.is_finite());
         assert!(card.multiply_adds_per_second > 1e7 && card.multiply_adds_per_second.is_finite());
         assert!(!card.name.is_empty() && card.threads == 1);
+        let unmeasured = DeviceCard { read_bytes_per_second: 0.0, multiply_adds_per_second: 0.0, ..card };
+        assert_eq!(processor(1), unmeasured);
     }
 }

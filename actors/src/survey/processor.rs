@@ -8,20 +8,32 @@ pub(super) fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }
 
-/// The processor's card, measured.
-pub(super) fn card(clock: &dyn Clock, threads: u32) -> DeviceCard {
-    let threads = threads.clamp(1, 1024);
-    let begin = clock.now();
-    // A machine that gives no threads will say so where it matters; the planner has its own guess for unknown speeds.
-    let speed = shoal_engine::kernels::measure(threads as usize, &|| clock.now().since(begin)).ok();
+fn used(threads: u32) -> u32 {
+    threads.clamp(1, 1024)
+}
+
+/// The processor's card, without its speed.
+pub(super) fn card(threads: u32) -> DeviceCard {
     DeviceCard {
         kind: DeviceKind::Cpu,
         name: name(),
         features: features().into_iter().map(str::to_owned).collect(),
         memory_bytes: 0,
-        threads,
-        read_bytes_per_second: speed.map_or(0.0, |speed| speed.read_bytes_per_second),
-        multiply_adds_per_second: speed.map_or(0.0, |speed| speed.multiply_adds_per_second),
+        threads: used(threads),
+        read_bytes_per_second: 0.0,
+        multiply_adds_per_second: 0.0,
+    }
+}
+
+/// The processor's card, measured.
+pub(super) fn measured(clock: &dyn Clock, threads: u32) -> DeviceCard {
+    let begin = clock.now();
+    // A machine that gives no threads will say so where it matters; the planner has its own guess for unknown speeds.
+    let Ok(speed) = shoal_engine::kernels::measure(used(threads) as usize, &|| clock.now().since(begin)) else { return card(threads) };
+    DeviceCard {
+        read_bytes_per_second: speed.read_bytes_per_second,
+        multiply_adds_per_second: speed.multiply_adds_per_second,
+        ..card(threads)
     }
 }
 

@@ -4,8 +4,8 @@
 //! and habits those templates expect: Python's methods on strings, lists and dicts, `tojson` as Python writes it,
 //! `raise_exception`, `strftime_now`, and blocks that leave no blank lines behind.
 //!
-//! A template comes from a model file, so it is not trusted: it sees nothing but the conversation, and what it can
-//! loop over is bounded.
+//! A template comes from a model file, so it is not trusted: it sees nothing but the conversation, and how much it can
+//! do is bounded.
 
 mod date;
 mod error;
@@ -30,6 +30,8 @@ use crate::tokenizer::Tokenizer;
 const NAME: &str = "chat";
 /// Deepest nesting of macros and includes.
 const RECURSION_MAX: usize = 100;
+/// Most steps of the template's program. A turn takes some hundred; the longest conversations stay below a million.
+const STEPS_MAX: u64 = 20_000_000;
 
 /// What a template is asked for besides the messages.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,6 +95,7 @@ impl ChatTemplate {
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_recursion_limit(RECURSION_MAX);
+        environment.set_fuel(Some(STEPS_MAX));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text).with_source(RaisedByTemplate))

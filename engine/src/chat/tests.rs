@@ -43,6 +43,21 @@ fn pythons_methods_and_idioms_work() {
 }
 
 #[test]
+fn loops_can_be_left() {
+    assert_eq!(
+        plain("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}"),
+        "02"
+    );
+}
+
+#[test]
+fn a_template_that_loops_without_end_is_stopped() {
+    let nested = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
+    let error = render(nested, &ChatOptions::default()).unwrap_err();
+    assert!(matches!(&error, ChatError::Render(text) if text.contains("fuel")), "{error}");
+}
+
+#[test]
 fn tools_are_written_as_python_does() {
     let tools = json!([{"type": "function", "function": {"name": "f", "description": "a < b & 'c'", "parameters": {}}}]);
     let options = ChatOptions { tools: Some(tools), ..Default::default() };

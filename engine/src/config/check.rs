@@ -1,9 +1,13 @@
 //! Holds a configuration against the file's tensors, both ways.
 
 use super::hyper::Hyper;
-use super::{ConfigError, DecoderConfig, ModelTensors};
+use super::tensors::Kind;
+use super::{ConfigError, DecoderConfig, FeedForward, ModelTensors, Part};
 use crate::gguf::{Gguf, TensorView};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+
+/// Layers at the end that predict further tokens from what the others put out.
+const GUESSING: &str = "nextn_predict_layers";
 
 /// The number of layers. Each has tensors, so there are no more of them than tensors in the file; which keeps a false
 /// count from costing memory.
@@ -13,7 +17,12 @@ pub(super) fn layers(hyper: &Hyper<'_>) -> Result<usize, ConfigError> {
     if layers > hyper.gguf().tensors().len() {
         return Err(hyper.invalid(KEY, "no larger than the number of tensors", layers));
     }
-    Ok(layers)
+    // The last of them may be for guessing further tokens, and are not needed.
+    match hyper.count_or_zero(GUESSING)? {
+        Some(guessing) if guessing >= layers => Err(hyper.invalid(GUESSING, "less than the number of layers", guessing)),
+        Some(guessing) => Ok(layers - guessing),
+        None => Ok(layers),
+    }
 }
 
 /// Entries of the vocabulary, which the embedding tells.
@@ -67,9 +76,26 @@ pub(super) fn positive_vector(gguf: &Gguf, name: &str, length: usize) -> Result<
     }
 }
 
+/// Makes sure that a part's tensor has the shape that follows from what the part is.
+fn part_shaped(gguf: &Gguf, part: &Part, kind: Kind) -> Result<(), ConfigError> {
+    let mut expected = match kind {
+        Kind::Vector(length) => vec![length],
+        Kind::Matrix(columns, rows) => vec![columns, rows],
+        Kind::Vectors(length, count) => vec![length, count],
+        Kind::Matrices(columns, rows, count) => vec![columns, rows, count],
+    };
+    if let (Some(rows), Some(last)) = (&part.rows, expected.last_mut()) {
+        // Of a tensor that holds several parts, which follow each other to its end.
+        let view = tensor(gguf, &part.tensor)?;
+        let all = view.shape.get(usize::from(matches!(kind, Kind::Matrix(..)))).map_or(1, |&length| length as usize);
+        *last = all.max(rows.end);
+    }
+    shaped(gguf, &part.tensor, &expected).map(|_| ())
+}
+
 /// Checks what does not depend on the architecture.
 pub(super) fn check(config: &DecoderConfig, gguf: &Gguf) -> Result<(), ConfigError> {
-    let DecoderConfig { hidden, heads, kv_heads, key_length, value_length, feed_forward, vocabulary, .. } = *config;
+    let DecoderConfig { hidden, heads, kv_heads, vocabulary, .. } = *config;
     if !heads.is_multiple_of(kv_heads) {
         return Err(ConfigError::Invalid {
             file: gguf.name().to_owned(),
@@ -80,33 +106,21 @@ pub(super) fn check(config: &DecoderConfig, gguf: &Gguf) -> Result<(), ConfigErr
     }
     let tensors = &config.tensors;
     shaped(gguf, &tensors.embedding, &[hidden, vocabulary])?;
-    shaped(gguf, &tensors.output_norm, &[hidden])?;
+    for (part, kind) in tensors.output_norm.parts(hidden) {
+        part_shaped(gguf, part, kind)?;
+    }
     shaped(gguf, &tensors.head, &[hidden, vocabulary])?;
     for layer in &config.layer_tensors {
-        let (queries, keys, values) = (heads * key_length, kv_heads * key_length, kv_heads * value_length);
-        shaped(gguf, &layer.attention_norm, &[hidden])?;
-        shaped(gguf, &layer.query, &[hidden, queries])?;
-        shaped(gguf, &layer.key, &[hidden, keys])?;
-        shaped(gguf, &layer.value, &[hidden, values])?;
-        shaped(gguf, &layer.attention_output, &[heads * value_length, hidden])?;
-        shaped(gguf, &layer.feed_forward_norm, &[hidden])?;
-        shaped(gguf, &layer.gate, &[hidden, feed_forward])?;
-        shaped(gguf, &layer.up, &[hidden, feed_forward])?;
-        shaped(gguf, &layer.down, &[feed_forward, hidden])?;
-        let perhaps = [
-            (&layer.query_bias, queries),
-            (&layer.key_bias, keys),
-            (&layer.value_bias, values),
-            (&layer.attention_output_bias, hidden),
-            (&layer.query_norm, key_length),
-            (&layer.key_norm, key_length),
-            (&layer.post_attention_norm, hidden),
-            (&layer.post_feed_forward_norm, hidden),
-        ];
-        for (name, length) in perhaps {
-            if let Some(name) = name {
-                shaped(gguf, name, &[length])?;
-            }
+        let width = match (&layer.feed_forward, &config.experts) {
+            (FeedForward::Dense(_), _) => ("feed_forward_length", config.feed_forward),
+            (FeedForward::Experts(_), Some(experts)) => ("expert_feed_forward_length", experts.feed_forward),
+            (FeedForward::Experts(_), None) => ("expert_count", 0),
+        };
+        if width.1 == 0 {
+            return Err(ConfigError::Missing { file: gguf.name().to_owned(), key: format!("{}.{}", config.architecture, width.0) });
+        }
+        for (part, kind) in layer.parts(config) {
+            part_shaped(gguf, part, kind)?;
         }
     }
     nothing_else(config, gguf)
@@ -115,19 +129,32 @@ pub(super) fn check(config: &DecoderConfig, gguf: &Gguf) -> Result<(), ConfigErr
 /// Frequencies that old converters wrote for each layer; they follow from the hyperparameters.
 const SUPERFLUOUS: [&str; 2] = ["attn_rot_embd", "attn_rot_embd.weight"];
 
-/// Makes sure that layers have no tensor that the decoder would ignore: leaving out a bias, a norm or an expert gives
+/// Makes sure that layers have no tensor, nor rows of one, that the decoder would ignore: leaving out a bias, a norm or an expert gives
 /// answers that only look right.
 fn nothing_else(config: &DecoderConfig, gguf: &Gguf) -> Result<(), ConfigError> {
-    let used: BTreeSet<&str> = config.layer_tensors.iter().flat_map(|layer| layer.names()).collect();
-    let unused = gguf.tensors().map(|view| view.name).find(|name| {
-        let Some((_, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
-        !used.contains(name) && !SUPERFLUOUS.contains(&part)
+    // Each tensor that is used, and up to which row if only parts of it are.
+    let mut used = BTreeMap::<&str, usize>::new();
+    let guessing = gguf.u64(&format!("{}.{GUESSING}", config.architecture)).unwrap_or(0);
+    let guessing = config.layers as u64..(config.layers as u64).saturating_add(guessing);
+    let lists: Vec<_> = config.layer_tensors.iter().map(|layer| layer.parts(config)).collect();
+    for (part, _) in lists.iter().flatten() {
+        let end = part.rows.as_ref().map_or(usize::MAX, |rows| rows.end);
+        let most = used.entry(part.tensor.as_str()).or_default();
+        *most = end.max(*most);
+    }
+    let unused = gguf.tensors().find(|view| {
+        let Some((layer, part)) = view.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
+        if SUPERFLUOUS.contains(&part) || layer.parse().is_ok_and(|layer: u64| guessing.contains(&layer)) {
+            return false;
+        }
+        let all = if view.shape.len() > 1 { view.rows() } else { view.row_len() };
+        used.get(view.name).is_none_or(|&end| end < all)
     });
     match unused {
         None => Ok(()),
-        Some(name) => Err(ConfigError::Unsupported {
+        Some(view) => Err(ConfigError::Unsupported {
             file: gguf.name().to_owned(),
-            what: format!("the tensor {name:?} in {} models", config.architecture),
+            what: format!("the tensor {:?} in {} models", view.name, config.architecture),
         }),
     }
 }

@@ -122,6 +122,14 @@ impl<'a> Hyper<'a> {
         }
     }
 
+    /// A truth value, if it is given.
+    pub(super) fn bool_if_any(&self, key: &str) -> Result<Option<bool>, ConfigError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => value.as_bool().map(Some).ok_or_else(|| self.invalid(key, "true or false", value.kind())),
+        }
+    }
+
     /// A truth value for each layer, if they are given.
     pub(super) fn bools_if_any(&self, key: &str) -> Option<&'a [bool]> {
         self.get(key)?.as_array()?.as_bools()

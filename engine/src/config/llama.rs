@@ -1,66 +1,64 @@
-//! Llama, and what is built like it: Mistral, SmolLM, TinyLlama and others.
+//! Llama, and what is built like it.
 
 use super::hyper::Hyper;
-use super::{Activation, ConfigError, DecoderConfig, LayerTensors, ModelTensors, Rope, RopeLayout, check};
+use super::rope::original_tokens;
+use super::{Activation, ConfigError, DecoderConfig, Growth, NormKind, NormTensors, RopeLayout, Weighting};
 
-/// Frequencies' divisors of Llama 3.1 and later.
-const ROPE_FACTORS: &str = "rope_freqs.weight";
-
-pub(super) fn read(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
-    let gguf = hyper.gguf();
-    if hyper.count_or_zero("expert_count")?.is_some() {
-        return Err(hyper.unsupported("a mixture of experts"));
-    }
-    let hidden = hyper.count("embedding_length")?;
-    let heads = hyper.count("attention.head_count")?;
-    let kv_heads = hyper.count_if_any("attention.head_count_kv")?.unwrap_or(heads);
-    let key_length = match hyper.count_if_any("attention.key_length")? {
-        Some(length) => length,
-        None if hidden.is_multiple_of(heads) => hidden / heads,
-        None => return Err(hyper.invalid("attention.head_count", "a divisor of the embedding length", heads)),
-    };
-    let value_length = hyper.count_if_any("attention.value_length")?.unwrap_or(key_length);
-    let mut rope = Rope::read(hyper, RopeLayout::Interleaved, key_length, 10_000.0)?;
-    if gguf.tensor(ROPE_FACTORS).is_some() {
-        rope.factors = check::positive_vector(gguf, ROPE_FACTORS, rope.dimension / 2)?;
-    }
-    let layers = check::layers(hyper)?;
-    let tensors = ModelTensors::usual(gguf);
-    Ok(DecoderConfig {
-        architecture: hyper.architecture().to_owned(),
-        layers,
-        hidden,
-        heads,
-        kv_heads,
-        key_length,
-        value_length,
-        feed_forward: hyper.count("feed_forward_length")?,
-        vocabulary: check::vocabulary(gguf, &tensors)?,
-        context_tokens: hyper.count("context_length")?,
-        norm_epsilon: hyper.positive("attention.layer_norm_rms_epsilon")?,
-        embedding_scale: 1.0,
-        attention_scale: 1.0 / (key_length as f32).sqrt(),
-        activation: Activation::Silu,
-        window_rope: rope.clone(),
-        rope,
-        windows: vec![None; layers],
-        logit_softcap: None,
-        tensors,
-        layer_tensors: (0..layers).map(|layer| layer_tensors(hyper, layer)).collect(),
-    })
+fn interleaved(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
+    DecoderConfig::usual(hyper, RopeLayout::Interleaved, NormKind::RootMeanSquare)
 }
 
-/// The usual, and biases where the file has them.
-fn layer_tensors(hyper: &Hyper<'_>, layer: usize) -> LayerTensors {
-    let bias = |part: &str| {
-        let name = format!("blk.{layer}.{part}.bias");
-        hyper.gguf().tensor(&name).map(|_| name)
-    };
-    LayerTensors {
-        query_bias: bias("attn_q"),
-        key_bias: bias("attn_k"),
-        value_bias: bias("attn_v"),
-        attention_output_bias: bias("attn_output"),
-        ..LayerTensors::usual(layer)
+/// InternLM 2, ERNIE 4.5: nothing but the usual.
+pub(super) fn plain(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
+    interleaved(hyper)
+}
+
+/// Llama, Mistral, SmolLM, TinyLlama and others; Mixtral, which has experts.
+pub(super) fn read(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
+    let mut config = interleaved(hyper)?;
+    // Mistral's first models have the same window in all layers.
+    config.windows = vec![hyper.count_or_zero("attention.sliding_window")?; config.layers];
+    if let Some(scale) = hyper.positive_or_zero("attention.scale")? {
+        config.attention_scale = scale;
     }
+    config.with_experts_if_any(hyper, Weighting::Softmax, true)
+}
+
+/// Mistral's models from Ministral 3 on: queries grow with their position, if the file says so.
+pub(super) fn mistral3(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
+    let config = read(hyper)?;
+    let every = original_tokens(hyper)?;
+    Ok(DecoderConfig { attention_growth: Growth::read(hyper, Some(every))?, ..config })
+}
+
+/// SmolLM 3: every fourth layer turns nothing.
+pub(super) fn smollm3(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
+    let mut config = interleaved(hyper)?;
+    config.layer_ropes = (0..config.layers).map(|layer| ((layer + 1) % 4 != 0).then_some(0)).collect();
+    Ok(config)
+}
+
+/// EXAONE 3.
+pub(super) fn exaone(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
+    DecoderConfig::usual(hyper, RopeLayout::Halves, NormKind::RootMeanSquare)
+}
+
+/// Arcee: no gates.
+pub(super) fn arcee(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
+    let config = DecoderConfig { activation: Activation::ReluSquared, ..interleaved(hyper)? };
+    Ok(config.map_layers(|tensors, _| tensors.ungated()))
+}
+
+/// Seed-OSS: the norm before the feed-forward part goes by another name.
+pub(super) fn seed_oss(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
+    let mut config = DecoderConfig::usual(hyper, RopeLayout::Halves, NormKind::RootMeanSquare)?;
+    for (tensors, layer) in config.layer_tensors.iter_mut().zip(0..) {
+        tensors.feed_forward_norm = Some(NormTensors::named(hyper.gguf(), &format!("blk.{layer}.post_attention_norm")));
+    }
+    Ok(config)
+}
+
+/// ERNIE 4.5 with experts.
+pub(super) fn ernie4_5_moe(hyper: &Hyper<'_>) -> Result<DecoderConfig, ConfigError> {
+    interleaved(hyper)?.with_experts(hyper, Weighting::Softmax, true)
 }

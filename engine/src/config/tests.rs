@@ -121,6 +121,13 @@ impl Model {
     }
 }
 
+fn heads(config: &DecoderConfig, layer: usize) -> &HeadTensors {
+    match &config.layer_tensors[layer].projections {
+        Projections::Heads(heads) => heads,
+        Projections::Latent(_) => panic!("latent"),
+    }
+}
+
 #[test]
 fn a_llama_file_from_elsewhere() {
     let config = DecoderConfig::from_gguf(&tiny()).unwrap();
@@ -129,13 +136,14 @@ fn a_llama_file_from_elsewhere() {
     assert_eq!((config.vocabulary, config.context_tokens), (320, 512));
     assert_eq!((config.norm_epsilon, config.embedding_scale, config.attention_scale), (1e-5, 1.0, 0.25));
     assert_eq!(config.activation, Activation::Silu);
-    let rope = Rope { layout: RopeLayout::Interleaved, dimension: 16, base: 10_000.0, scale: 1.0, factors: Vec::new() };
-    assert_eq!((&config.rope, config.layer_rope(2)), (&rope, &rope));
+    let rope = Rope::plain(RopeLayout::Interleaved, 16, 10_000.0);
+    assert_eq!((config.ropes.as_slice(), config.layer_rope(2)), ([rope.clone()].as_slice(), Some(&rope)));
+    assert_eq!(config.layer_rope(3), None);
     assert_eq!(config.windows, [None; 3]);
     assert!(config.tied_head());
     assert_eq!(config.tensors.head, "token_embd.weight");
-    assert_eq!(config.layer_tensors[1].attention_output, "blk.1.attn_output.weight");
-    assert_eq!(config.layer_tensors[1].query_bias, None);
+    assert_eq!(config.layer_tensors[1].attention_output, Part::whole("blk.1.attn_output.weight"));
+    assert_eq!(heads(&config, 1).query_bias, None);
     assert_eq!(config.kv_bytes_per_token(), 2 * 2 * 16 * 2);
 }
 
@@ -184,12 +192,13 @@ fn rope_scaling() {
         if let Some(kind) = kind {
             model.set("rope.scaling.type", Value::String(kind.into()));
         }
-        model.read().map(|config| config.rope.scale)
+        model.read().map(|config| config.ropes[0].scale)
     };
     assert_eq!(scaled(Some("linear"), 8.0), Ok(0.125));
     assert_eq!(scaled(None, 4.0), Ok(0.25));
     assert_eq!(scaled(Some("none"), 4.0), Ok(1.0));
-    assert!(scaled(Some("yarn"), 4.0).unwrap_err().to_string().contains("rope scaling of type \"yarn\""));
+    assert_eq!(scaled(Some("yarn"), 4.0), Ok(0.25));
+    assert!(scaled(Some("dynamic"), 4.0).unwrap_err().to_string().contains("rope scaling of type \"dynamic\""));
     assert!(matches!(scaled(Some("linear"), -1.0), Err(ConfigError::Invalid { .. })));
     let wide = Model::llama().with("rope.dimension_count", Value::U32(10)).error();
     assert!(matches!(wide, ConfigError::Invalid { key, .. } if key == "llama.rope.dimension_count"));
@@ -212,10 +221,10 @@ fn rope_factors_are_read() {
         writer.tensor("rope_freqs.weight", &[factors.len() as u64], BlockType::F32, bytes);
         DecoderConfig::from_gguf(&Gguf::parse(writer.finish()).unwrap())
     };
-    let rope = gguf(&[1.0, 2.0, 4.0, 8.0]).unwrap().rope;
+    let rope = gguf(&[1.0, 2.0, 4.0, 8.0]).unwrap().ropes.remove(0);
     assert_eq!(rope.factors, [1.0, 2.0, 4.0, 8.0]);
     let plain = Rope { factors: Vec::new(), ..rope.clone() };
-    let ratios: Vec<f32> = plain.frequencies().iter().zip(rope.frequencies()).map(|(plain, divided)| plain / divided).collect();
+    let ratios: Vec<f32> = plain.frequencies(1).iter().zip(rope.frequencies(1)).map(|(plain, divided)| plain / divided).collect();
     assert_eq!(ratios, [1.0, 2.0, 4.0, 8.0]);
     assert!(matches!(gguf(&[1.0, 2.0]), Err(ConfigError::TensorShape { .. })));
     assert!(matches!(gguf(&[1.0, 0.0, 1.0, 1.0]), Err(ConfigError::Invalid { .. })));
@@ -224,20 +233,31 @@ fn rope_factors_are_read() {
 #[test]
 fn biases_are_used_where_they_are() {
     let config = Model::llama().with_tensor("blk.1.attn_q.bias", &[32], BlockType::F32).read().unwrap();
-    assert_eq!(config.layer_tensors[0].query_bias, None);
-    assert_eq!(config.layer_tensors[1].query_bias.as_deref(), Some("blk.1.attn_q.bias"));
+    assert_eq!(heads(&config, 0).query_bias, None);
+    assert_eq!(heads(&config, 1).query_bias, Some(Part::whole("blk.1.attn_q.bias")));
     let wrong = Model::llama().with_tensor("blk.1.attn_q.bias", &[16], BlockType::F32).error();
     assert!(matches!(wrong, ConfigError::TensorShape { .. }));
 }
 
 #[test]
 fn tensors_that_would_be_ignored_are_refused() {
-    let error = Model::llama().with_tensor("blk.1.ffn_up.bias", &[64], BlockType::F32).error();
-    assert!(error.to_string().contains("the tensor \"blk.1.ffn_up.bias\" in llama models"), "{error}");
+    let error = Model::llama().with_tensor("blk.1.attn_sinks.weight", &[4], BlockType::F32).error();
+    assert!(error.to_string().contains("the tensor \"blk.1.attn_sinks.weight\" in llama models"), "{error}");
     let third = Model::llama().with_tensor("blk.2.attn_q.weight", &[32, 32], BlockType::Q4_0).error();
     assert!(matches!(third, ConfigError::Unsupported { .. }), "a layer that the hyperparameters do not tell of");
     let harmless = Model::llama().with_tensor("blk.0.attn_rot_embd", &[4], BlockType::F32);
     assert!(harmless.with_tensor("mm.0.weight", &[4], BlockType::F32).read().is_ok());
+}
+
+#[test]
+fn layers_that_guess_further_tokens_are_left_out() {
+    let mut model = Model::llama().with("block_count", Value::U32(3)).with("nextn_predict_layers", Value::U32(1));
+    model.layer(2, 8);
+    model.put("blk.2.nextn.eh_proj.weight", &[64, 32], BlockType::Q4_0);
+    assert_eq!(model.read().unwrap().layers, 2);
+    assert!(matches!(model.clone().with("nextn_predict_layers", Value::U32(0)).error(), ConfigError::Unsupported { .. }));
+    let all = model.with("nextn_predict_layers", Value::U32(3)).error();
+    assert!(matches!(all, ConfigError::Invalid { key, .. } if key == "llama.nextn_predict_layers"));
 }
 
 #[test]
@@ -248,9 +268,11 @@ fn gemma3_is_the_same_decoder_with_other_data() {
     let wide: Vec<usize> = (0..7).filter(|&layer| config.windows[layer].is_none()).collect();
     assert_eq!(wide, [5], "every sixth layer");
     assert_eq!(config.windows[0], Some(512));
-    assert_eq!((config.layer_rope(0).base, config.layer_rope(5).base), (10_000.0, 1_000_000.0));
-    assert_eq!(config.rope.layout, RopeLayout::Halves);
-    assert_eq!(config.layer_tensors[6].post_feed_forward_norm.as_deref(), Some("blk.6.post_ffw_norm.weight"));
+    let base = |layer| config.layer_rope(layer).unwrap().base;
+    assert_eq!((base(0), base(5)), (10_000.0, 1_000_000.0));
+    assert_eq!(config.ropes[0].layout, RopeLayout::Halves);
+    let post = NormTensors { weight: Part::whole("blk.6.post_ffw_norm.weight"), bias: None };
+    assert_eq!(config.layer_tensors[6].post_feed_forward_norm, Some(post));
     assert_eq!(config.logit_softcap, None);
 
     let stretched = Model::gemma3()
@@ -260,7 +282,7 @@ fn gemma3_is_the_same_decoder_with_other_data() {
         .with("attention.sliding_window_pattern", Value::U32(2))
         .read()
         .unwrap();
-    assert_eq!((stretched.rope.scale, stretched.window_rope.scale), (0.125, 1.0));
+    assert_eq!(stretched.ropes.iter().map(|rope| rope.scale).collect::<Vec<_>>(), [0.125, 1.0]);
     assert_eq!(stretched.logit_softcap, Some(30.0));
     assert_eq!(stretched.windows.iter().filter(|window| window.is_none()).count(), 3);
     let without = Model::gemma3().without("attention.sliding_window").read().unwrap();
@@ -274,15 +296,73 @@ fn gemma3_is_the_same_decoder_with_other_data() {
 fn unknown_architectures_are_refused_by_name() {
     let mut model = Model::llama();
     model.architecture = "mamba";
-    assert_eq!(model.error().to_string(), "models of architecture \"mamba\" are not supported; known are gemma3, llama");
+    let error = model.error().to_string();
+    assert!(error.starts_with("models of architecture \"mamba\" are not supported; known are arcee, cohere2, "), "{error}");
+    assert!(DecoderConfig::architectures().all(|name| error.contains(name)) && DecoderConfig::architectures().is_sorted(), "{error}");
+    let mut old = Model::llama();
+    old.architecture = "deepseek2";
+    assert!(old.error().to_string().contains("a conversion from before keys and values were split"), "{}", old.error());
     let none = DecoderConfig::from_gguf(&Gguf::parse(Writer::new().finish()).unwrap()).unwrap_err();
     assert!(matches!(none, ConfigError::Missing { key, .. } if key == "general.architecture"));
     let mut writer = Writer::new();
     writer.metadata("general.architecture", Value::String("llama".into())).metadata("split.count", Value::U16(3));
     let split = DecoderConfig::from_gguf(&Gguf::parse(writer.finish()).unwrap()).unwrap_err();
-    assert!(split.to_string().contains("a model in 3 files"), "{split}");
-    let experts = Model::llama().with("expert_count", Value::U32(8)).error();
-    assert!(experts.to_string().contains("needs what is not supported yet: a mixture of experts"), "{experts}");
+    assert!(split.to_string().contains("the other parts of the model"), "{split}");
+    let mut model = Model::llama().with("expert_count", Value::U32(8));
+    model.architecture = "smollm3";
+    let experts = model.error();
+    assert!(experts.to_string().contains("needs what is not supported yet: a mixture of experts in smollm3 models"), "{experts}");
+}
+
+#[test]
+fn experts_are_read_and_counted() {
+    let mut model = Model::llama().with("expert_count", Value::U32(8)).with("expert_used_count", Value::U32(2));
+    for layer in 0..2 {
+        model.tensors.retain(|(name, ..)| !name.contains("ffn_gate") && !name.contains("ffn_up") && !name.contains("ffn_down"));
+        model.put(&format!("blk.{layer}.ffn_gate_inp.weight"), &[32, 8], BlockType::F32);
+    }
+    for layer in 0..2 {
+        model.put(&format!("blk.{layer}.ffn_gate_inp.weight"), &[32, 8], BlockType::F32);
+        for (part, shape) in [("gate", [32, 64, 8]), ("up", [32, 64, 8]), ("down", [64, 32, 8])] {
+            model.put(&format!("blk.{layer}.ffn_{part}_exps.weight"), &shape, BlockType::Q4_0);
+        }
+    }
+    let gguf = model.gguf();
+    let config = DecoderConfig::from_gguf(&gguf).unwrap();
+    let experts = config.experts.as_ref().unwrap();
+    assert_eq!((experts.count, experts.used, experts.feed_forward, experts.normalised), (8, 2, 64, true));
+    assert!(matches!(config.layer_tensors[1].feed_forward, FeedForward::Experts(_)));
+    let card = ModelCard::of(&config, &gguf);
+    assert_eq!(card.feed_forward, 2 * 64);
+    let attention = 32 * 32 * 2 + 32 * 16 * 2;
+    assert_eq!(card.layer_bytes[0], 2 * 32 * 4 + attention * 18 / 32 + 3 * 8 * 32 * 64 * 18 / 32 + 32 * 16 * 4);
+    let many = model.clone().with("expert_used_count", Value::U32(9)).error();
+    assert!(matches!(many, ConfigError::Invalid { key, .. } if key == "llama.expert_used_count"));
+    let wrong = model.clone().with("expert_count", Value::U32(4)).error();
+    assert!(matches!(wrong, ConfigError::TensorShape { tensor, .. } if tensor == "blk.0.ffn_gate_inp.weight"));
+    let shared = model.with_tensor("blk.1.ffn_up_shexp.weight", &[32, 64], BlockType::Q4_0).error();
+    assert!(matches!(shared, ConfigError::TensorShape { .. } | ConfigError::MissingTensor { .. }), "{shared}");
+}
+
+#[test]
+fn parts_of_one_tensor_must_be_all_of_it() {
+    let fused = |rows: u64| {
+        let mut model = Model::llama();
+        model.architecture = "phi3";
+        model.tensors.retain(|(name, ..)| !["attn_q.", "attn_k.", "attn_v.", "ffn_gate."].iter().any(|part| name.contains(part)));
+        for layer in 0..2 {
+            model.put(&format!("blk.{layer}.attn_qkv.weight"), &[32, rows], BlockType::Q4_0);
+            model.put(&format!("blk.{layer}.ffn_up.weight"), &[32, 128], BlockType::Q4_0);
+        }
+        model
+    };
+    let gguf = fused(64).gguf();
+    let config = DecoderConfig::from_gguf(&gguf).unwrap();
+    assert_eq!(heads(&config, 0).value, Part { tensor: "blk.0.attn_qkv.weight".to_owned(), rows: Some(48..64) });
+    let card = ModelCard::of(&config, &gguf);
+    assert_eq!(card.parameters, gguf.tensors().map(|view| view.elements() as u64).sum::<u64>());
+    assert!(matches!(fused(80).error(), ConfigError::Unsupported { .. }), "sixteen rows would be ignored");
+    assert!(matches!(fused(48).error(), ConfigError::TensorShape { .. }));
 }
 
 #[test]
@@ -324,6 +404,6 @@ fn hyperparameters_are_held_against_the_tensors() {
     }
     let shape = Model::llama().with_tensor("blk.1.ffn_down.weight", &[32, 64], BlockType::Q4_0).error();
     assert!(matches!(shape, ConfigError::TensorShape { tensor, .. } if tensor == "blk.1.ffn_down.weight"));
-    let block = Model::llama().with_tensor("blk.1.ffn_down.weight", &[64, 32], BlockType::IQ4_NL).error();
-    assert!(block.to_string().contains("weights of type IQ4_NL (tensor blk.1.ffn_down.weight)"), "{block}");
+    let block = Model::llama().with_tensor("blk.1.ffn_down.weight", &[64, 32], BlockType::NVFP4).error();
+    assert!(block.to_string().contains("weights of type NVFP4 (tensor blk.1.ffn_down.weight)"), "{block}");
 }

@@ -176,6 +176,44 @@ pub enum GgufFault {
         /// The one that starts within it.
         second: Place,
     },
+    /// A part of a model under a name that does not lead to the others.
+    #[error(
+        "it is part {number} of {count} of a model; name it like NAME-{number:05}-of-{count:05}.gguf, next to the others, so that they are found"
+    )]
+    PartName {
+        /// Which part, from 1.
+        number: u64,
+        /// Of how many.
+        count: u64,
+    },
+    /// Another part of the model is not there.
+    #[error("part {number} of {count} is not there: {path}; put all parts of the model into one folder")]
+    MissingPart {
+        /// Which part, from 1.
+        number: u64,
+        /// Of how many.
+        count: u64,
+        /// Where it should be.
+        path: String,
+    },
+    /// A file that is another part than its name says.
+    #[error("it is named as part {number} of {count} and says that it is {says}: {AGAIN}")]
+    WrongPart {
+        /// Which part it should be, from 1.
+        number: u64,
+        /// Of how many.
+        count: u64,
+        /// What it says.
+        says: String,
+    },
+    /// Parts that together have more or fewer tensors than they say.
+    #[error("the model has {claimed} tensors in all its parts, and {found} were found; take all parts from the same source")]
+    PartTensors {
+        /// How many there should be.
+        claimed: u64,
+        /// How many there are.
+        found: u64,
+    },
 }
 
 /// A place in a file, for messages.

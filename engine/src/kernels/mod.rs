@@ -2,17 +2,18 @@
 //!
 //! A layer is five calls: norm and projections ([`Kernels::project`]), rotary embedding, cache and attention
 //! ([`Kernels::attend`]), projection and sum ([`Kernels::project_add`]), norm and gated product ([`Kernels::gated`]),
-//! projection and sum again. Fewer and larger calls are where the speed is: on a CPU a token takes some hundred of them, and
+//! projection and sum again; or, for a mixture of experts, one call for the latter two ([`Kernels::experts`]). Fewer and larger calls are where the speed is: on a CPU a token takes some hundred of them, and
 //! weights can stay quantised because nothing outside of a call sees them.
 //!
 //! The defaults run on every backend that Burn has, with weights as `f32` tensors. They are what the overrides are
 //! tested against; [`Dispatch`] uses them as they are. [`Flex`](burn_flex::Flex), the CPU backend, overrides all
-//! of them (see `cpu`), and so does the GPU backend where it is built (see `gpu`).
+//! of them (see `cpu`), and the GPU backend, where it is built, those of most models (see `gpu`).
 
 mod batch;
 mod cpu;
 #[cfg(gpu)]
 mod gpu;
+mod parts;
 mod plain;
 mod rotation;
 #[cfg(test)]
@@ -24,12 +25,14 @@ pub(crate) use cpu::Isa;
 pub use cpu::{Speed, Workspace, measure};
 #[cfg(gpu)]
 pub(crate) use gpu::open as open_gpu;
+pub use parts::{
+    AttentionShape, Experts, FeedForward, Gate, HeadWeights, KvShape, Latent, Linear, LogitsFinish, Norm, Residual, SharedExpert,
+};
 pub use rotation::Rotation;
 
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Dispatch};
 
-use crate::config::Activation;
 use crate::device::{DeviceError, Gpu};
 use crate::gguf::TensorView;
 use crate::quant::BlockType;
@@ -46,6 +49,22 @@ pub(crate) fn gpu_devices() -> Vec<Gpu> {
     }
     #[cfg(not(gpu))]
     Vec::new()
+}
+
+/// Opens a graphics processor, to see whether it can be used.
+///
+/// # Errors
+/// [`DeviceError`] if there is no such device, or it cannot be used.
+pub fn try_gpu(index: u32) -> Result<(), DeviceError> {
+    #[cfg(gpu)]
+    {
+        gpu::open(index).map(drop)
+    }
+    #[cfg(not(gpu))]
+    {
+        let _ = index;
+        Err(DeviceError::NoBackend)
+    }
 }
 
 /// Measures a graphics processor: some tenths of a second of full load, after its kernels were compiled. `now` tells the time since
@@ -118,59 +137,6 @@ impl<B: Backend> Matrix<B> {
     }
 }
 
-/// A root-mean-square norm.
-#[derive(Debug, Clone)]
-pub struct Norm<B: Backend> {
-    /// What normalised elements are multiplied with, one for each element.
-    pub weight: FloatTensor<B>,
-    /// What is added to the mean of squares.
-    pub epsilon: f32,
-}
-
-/// A matrix and perhaps a bias.
-#[derive(Debug, Clone)]
-pub struct Linear<B: Backend> {
-    /// The matrix.
-    pub matrix: Matrix<B>,
-    /// Added to the product; one element for each row of the matrix.
-    pub bias: Option<FloatTensor<B>>,
-}
-
-/// The first half of a gated feed-forward part: `activation(gate · x) × (up · x)`.
-#[derive(Debug, Clone)]
-pub struct Gate<B: Backend> {
-    /// What goes through the activation.
-    pub gate: Matrix<B>,
-    /// What it is multiplied with.
-    pub up: Matrix<B>,
-    /// The activation.
-    pub activation: Activation,
-}
-
-/// Sizes of a layer's keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvShape {
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Elements of a key.
-    pub key_length: usize,
-    /// Elements of a value.
-    pub value_length: usize,
-    /// Pages of [`PAGE_TOKENS`] positions.
-    pub pages: usize,
-}
-
-/// How a layer attends.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionShape {
-    /// Query heads; each `heads / kv_heads` of them share a key head.
-    pub heads: usize,
-    /// What scores are multiplied with before the softmax.
-    pub scale: f32,
-    /// How many positions a row sees, itself included; all before it if not given.
-    pub window: Option<usize>,
-}
-
 /// One layer's keys and values, in pages.
 #[derive(Debug)]
 pub struct KvLayer<B: Backend>(HeldKv<B>);
@@ -220,7 +186,8 @@ pub trait Kernels: Backend {
     ///
     /// # Errors
     /// [`LayerError`] for types that cannot be computed with, and when there is no memory.
-    fn matrix(device: &Device<Self>, view: &TensorView<'_>) -> Result<Matrix<Self>, LayerError> {
+    fn matrix(work: &mut Workspace, device: &Device<Self>, view: &TensorView<'_>) -> Result<Matrix<Self>, LayerError> {
+        let _ = work;
         plain::matrix::<Self>(device, view)
     }
 
@@ -243,58 +210,92 @@ pub trait Kernels: Backend {
         Ok(plain::kv_layer::<Self>(device, shape))
     }
 
+    /// The product of rows and a matrix: what the defaults of the steps below multiply with.
+    fn multiply(x: FloatTensor<Self>, matrix: &Matrix<Self>) -> FloatTensor<Self> {
+        plain::multiply::<Self>(x, matrix)
+    }
+
     /// The tokens' rows of the embedding, times `scale`.
     fn embed(work: &mut Workspace, device: &Device<Self>, table: &Matrix<Self>, tokens: &[u32], scale: f32) -> FloatTensor<Self> {
         let _ = work;
         plain::embed::<Self>(device, table, tokens, scale)
     }
 
-    /// `x` normalised, and its products with the matrices of queries, keys and values.
+    /// `x`, normalised if there is a norm, and its products with the matrices of queries, keys and values.
     fn project(
         work: &mut Workspace,
         x: &FloatTensor<Self>,
-        norm: &Norm<Self>,
+        norm: Option<&Norm<Self>>,
         queries_keys_values: [&Linear<Self>; 3],
     ) -> [FloatTensor<Self>; 3] {
         let _ = work;
         plain::project::<Self>(x, norm, queries_keys_values)
     }
 
-    /// Normalises heads of queries and keys if there are `norms` for them, turns them by their positions' angles, stores keys and
+    /// The same for latent attention: queries of each head, and the key and value that all heads share. What is turned comes first.
+    fn project_latent(
+        work: &mut Workspace,
+        x: &FloatTensor<Self>,
+        norm: Option<&Norm<Self>>,
+        latent: &Latent<Self>,
+    ) -> [FloatTensor<Self>; 3] {
+        let _ = work;
+        plain::project_latent::<Self>(x, norm, latent)
+    }
+
+    /// The heads' values, of the latent ones that [`attend`](Self::attend) gives.
+    fn expand_latent(work: &mut Workspace, attended: &FloatTensor<Self>, latent: &Latent<Self>) -> FloatTensor<Self> {
+        let _ = work;
+        plain::expand_latent::<Self>(attended, latent)
+    }
+
+    /// Normalises queries and keys if there are norms for them, turns them by their positions' angles, stores keys and
     /// values, and gives what each row's heads attend to: `[rows, heads · value_length]`.
     fn attend(
         work: &mut Workspace,
         queries_keys_values: [&FloatTensor<Self>; 3],
         shape: &AttentionShape,
-        norms: [Option<&Norm<Self>>; 2],
+        weights: &HeadWeights<Self>,
         rotation: &Rotation,
         batch: &Batch,
         kv: &mut KvLayer<Self>,
     ) -> FloatTensor<Self> {
         let _ = work;
-        plain::attend::<Self>(queries_keys_values, shape, norms, rotation, batch, kv)
+        plain::attend::<Self>(queries_keys_values, shape, weights, rotation, batch, kv)
     }
 
-    /// `residual` plus the product of `input` and the matrix, normalised with `post` if given.
+    /// The residual's row plus the product of `input` and the matrix, normalised and scaled as the residual says.
     fn project_add(
         work: &mut Workspace,
         input: &FloatTensor<Self>,
         linear: &Linear<Self>,
-        post: Option<&Norm<Self>>,
-        residual: FloatTensor<Self>,
+        residual: Residual<'_, Self>,
     ) -> FloatTensor<Self> {
         let _ = work;
-        plain::project_add::<Self>(input, linear, post, residual)
+        plain::project_add::<Self>(input, linear, residual)
     }
 
-    /// `x` normalised, through the gated part.
-    fn gated(work: &mut Workspace, x: &FloatTensor<Self>, norm: &Norm<Self>, gate: &Gate<Self>) -> FloatTensor<Self> {
+    /// `x`, normalised if there is a norm, through the gated part.
+    fn gated(work: &mut Workspace, x: &FloatTensor<Self>, norm: Option<&Norm<Self>>, gate: &Gate<Self>) -> FloatTensor<Self> {
         let _ = work;
         plain::gated::<Self>(x, norm, gate)
     }
 
-    /// Rows `sampled` of `x`, normalised and multiplied with the output head, then `cap · tanh(· / cap)` if there is a
-    /// `softcap`; written to `out`, row after row.
+    /// The residual's rows plus what the experts chosen for each row of `x`, normalised if there is a norm, make of it.
+    ///
+    /// A row's experts are added in order of their numbers, the shared part last.
+    fn experts(
+        work: &mut Workspace,
+        x: &FloatTensor<Self>,
+        norm: Option<&Norm<Self>>,
+        experts: &Experts<Self>,
+        residual: Residual<'_, Self>,
+    ) -> FloatTensor<Self> {
+        let _ = work;
+        plain::experts::<Self>(x, norm, experts, residual)
+    }
+
+    /// Rows `sampled` of `x`, normalised and multiplied with the output head, and finished; written to `out`, row after row.
     ///
     /// # Errors
     /// [`DeviceError`] when the device has failed, perhaps long before.
@@ -304,11 +305,11 @@ pub trait Kernels: Backend {
         sampled: &[usize],
         norm: &Norm<Self>,
         head: &Matrix<Self>,
-        softcap: Option<f32>,
+        finish: &LogitsFinish,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
         let _ = work;
-        plain::logits::<Self>(x, sampled, norm, head, softcap, out)
+        plain::logits::<Self>(x, sampled, norm, head, finish, out)
     }
 
     /// Writes a tensor's elements to `out`, which has as many.

@@ -3,10 +3,13 @@
 use burn::backend::Backend;
 use burn::backend::tensor::{Device, FloatTensor, IntTensor};
 use burn::backend::{Scalar, TensorMetadata};
-use burn::tensor::{FloatDType, Shape, Slice, TensorData};
+use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice, TensorData};
 
-use super::{AttentionShape, Batch, Gate, Held, HeldKv, KvLayer, KvShape, LayerError, Linear, Matrix, Norm, PAGE_TOKENS, Rotation, Run};
-use crate::config::{Activation, RopeLayout};
+use super::{
+    AttentionShape, Batch, Experts, FeedForward, Gate, HeadWeights, Held, HeldKv, Kernels, KvLayer, KvShape, Latent, LayerError, Linear,
+    LogitsFinish, Matrix, Norm, PAGE_TOKENS, Residual, Rotation, Run,
+};
+use crate::config::{Activation, NormKind, RopeLayout};
 use crate::device::DeviceError;
 use crate::gguf::TensorView;
 
@@ -70,62 +73,168 @@ pub(super) fn embed<B: Backend>(device: &Device<B>, table: &Matrix<B>, tokens: &
 
 /// Normalises along the last of `ranks` dimensions.
 fn norm<B: Backend>(x: FloatTensor<B>, ranks: usize, norm: &Norm<B>) -> FloatTensor<B> {
+    let x = match norm.kind {
+        NormKind::RootMeanSquare => x,
+        NormKind::Layer => B::float_sub(x.clone(), B::float_mean_dim(x, ranks - 1)),
+    };
     let squares = B::float_mul(x.clone(), x.clone());
     let mean = B::float_mean_dim(squares, ranks - 1);
     let factor = B::float_recip(B::float_sqrt(B::float_add_scalar(mean, scalar(norm.epsilon))));
     let mut shape = vec![1; ranks];
     shape[ranks - 1] = norm.weight.shape().num_elements();
-    B::float_mul(B::float_mul(x, factor), reshape::<B>(norm.weight.clone(), &shape))
+    let normed = B::float_mul(B::float_mul(x, factor), reshape::<B>(norm.weight.clone(), &shape));
+    match &norm.bias {
+        Some(bias) => B::float_add(normed, reshape::<B>(bias.clone(), &shape)),
+        None => normed,
+    }
 }
 
-fn multiply<B: Backend>(x: FloatTensor<B>, matrix: &Matrix<B>) -> FloatTensor<B> {
+/// Rows, normalised if there is a norm.
+fn normed<B: Backend>(x: &FloatTensor<B>, before: Option<&Norm<B>>) -> FloatTensor<B> {
+    match before {
+        Some(before) => norm(x.clone(), 2, before),
+        None => x.clone(),
+    }
+}
+
+pub(super) fn multiply<B: Backend>(x: FloatTensor<B>, matrix: &Matrix<B>) -> FloatTensor<B> {
     let weights = dense(&x.device(), matrix);
     B::float_matmul(x, B::float_transpose(weights))
 }
 
-fn linear<B: Backend>(x: FloatTensor<B>, linear: &Linear<B>) -> FloatTensor<B> {
-    let product = multiply(x, &linear.matrix);
+fn linear<B: Kernels>(x: FloatTensor<B>, linear: &Linear<B>) -> FloatTensor<B> {
+    let product = B::multiply(x, &linear.matrix);
     match &linear.bias {
         Some(bias) => B::float_add(product, reshape::<B>(bias.clone(), &[1, bias.shape().num_elements()])),
         None => product,
     }
 }
 
-pub(super) fn project<B: Backend>(x: &FloatTensor<B>, before: &Norm<B>, linears: [&Linear<B>; 3]) -> [FloatTensor<B>; 3] {
-    let x = norm(x.clone(), 2, before);
+pub(super) fn project<B: Kernels>(x: &FloatTensor<B>, before: Option<&Norm<B>>, linears: [&Linear<B>; 3]) -> [FloatTensor<B>; 3] {
+    let x = normed(x, before);
     linears.map(|one| linear(x.clone(), one))
 }
 
-pub(super) fn project_add<B: Backend>(
-    input: &FloatTensor<B>,
-    one: &Linear<B>,
-    post: Option<&Norm<B>>,
-    residual: FloatTensor<B>,
-) -> FloatTensor<B> {
-    let mut product = linear(input.clone(), one);
-    if let Some(post) = post {
-        product = norm(product, 2, post);
-    }
-    B::float_add(residual, product)
+pub(super) fn project_latent<B: Kernels>(x: &FloatTensor<B>, before: Option<&Norm<B>>, latent: &Latent<B>) -> [FloatTensor<B>; 3] {
+    let x = normed(x, before);
+    let (fixed, turned, rank) = (latent.lengths.fixed, latent.lengths.turned, latent.lengths.rank);
+    let short = match &latent.query_down {
+        Some((down, after)) => norm(linear(x.clone(), down), 2, after),
+        None => x.clone(),
+    };
+    let queries = linear(short, &latent.query);
+    let each = fixed + turned;
+    let heads = latent.query_ups.iter().enumerate().flat_map(|(head, up)| {
+        let part = |range: std::ops::Range<usize>| last::<B>(queries.clone(), 2, head * each + range.start..head * each + range.end);
+        [part(fixed..each), B::multiply(part(0..fixed), up)]
+    });
+    let queries = B::float_cat(heads.collect(), 1);
+    let both = linear(x, &latent.down);
+    let values = norm(last::<B>(both.clone(), 2, 0..rank), 2, &latent.down_norm);
+    let keys = B::float_cat(vec![last::<B>(both, 2, rank..rank + turned), values.clone()], 1);
+    [queries, keys, values]
 }
 
-pub(super) fn gated<B: Backend>(x: &FloatTensor<B>, before: &Norm<B>, gate: &Gate<B>) -> FloatTensor<B> {
-    let x = norm(x.clone(), 2, before);
-    open::<B>(multiply(x.clone(), &gate.gate), multiply(x, &gate.up), gate.activation)
+pub(super) fn expand_latent<B: Kernels>(attended: &FloatTensor<B>, latent: &Latent<B>) -> FloatTensor<B> {
+    let rank = latent.lengths.rank;
+    let heads = latent.value_ups.iter().enumerate();
+    B::float_cat(heads.map(|(head, up)| B::multiply(last::<B>(attended.clone(), 2, head * rank..(head + 1) * rank), up)).collect(), 1)
 }
 
-/// `up` through a gate.
-pub(super) fn open<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>, activation: Activation) -> FloatTensor<B> {
-    let open = match activation {
-        Activation::Silu => B::float_mul(gate.clone(), B::sigmoid(gate)),
+/// The residual's rows plus `product`.
+fn add<B: Backend>(product: FloatTensor<B>, residual: Residual<'_, B>) -> FloatTensor<B> {
+    let product = normed(&product, residual.norm);
+    let product = if residual.scale == 1.0 { product } else { B::float_mul_scalar(product, scalar(residual.scale)) };
+    B::float_add(residual.rows, product)
+}
+
+pub(super) fn project_add<B: Kernels>(input: &FloatTensor<B>, one: &Linear<B>, residual: Residual<'_, B>) -> FloatTensor<B> {
+    add(linear(input.clone(), one), residual)
+}
+
+pub(super) fn gated<B: Kernels>(x: &FloatTensor<B>, before: Option<&Norm<B>>, gate: &Gate<B>) -> FloatTensor<B> {
+    open(normed(x, before), gate)
+}
+
+/// The gated part of rows that are normalised.
+fn open<B: Kernels>(x: FloatTensor<B>, gate: &Gate<B>) -> FloatTensor<B> {
+    let up = linear(x.clone(), &gate.up);
+    let (open, up) = match &gate.gate {
+        Some(gate) => (linear(x, gate), Some(up)),
+        None => (up, None),
+    };
+    let (open, up) = match gate.activation {
+        Activation::Silu => (B::float_mul(open.clone(), B::sigmoid(open)), up),
         Activation::GeluTanh => {
-            let cube = B::float_mul(B::float_mul(gate.clone(), gate.clone()), gate.clone());
-            let inner = B::float_add(gate.clone(), B::float_mul_scalar(cube, scalar(0.044_715)));
+            let cube = B::float_mul(B::float_mul(open.clone(), open.clone()), open.clone());
+            let inner = B::float_add(open.clone(), B::float_mul_scalar(cube, scalar(0.044_715)));
             let tanh = B::float_tanh(B::float_mul_scalar(inner, scalar(0.797_884_6)));
-            B::float_mul(B::float_mul_scalar(gate, scalar(0.5)), B::float_add_scalar(tanh, scalar(1.0)))
+            (B::float_mul(B::float_mul_scalar(open, scalar(0.5)), B::float_add_scalar(tanh, scalar(1.0))), up)
+        }
+        Activation::ReluSquared => {
+            let positive = B::relu(open);
+            (B::float_mul(positive.clone(), positive), up)
+        }
+        Activation::ClampedSilu => {
+            let open = B::float_clamp_max(open, scalar(7.0));
+            let up = up.map(|up| B::float_add_scalar(B::float_clamp(up, scalar(-7.0), scalar(7.0)), scalar(1.0)));
+            (B::float_mul(open.clone(), B::sigmoid(B::float_mul_scalar(open, scalar(1.702)))), up)
         }
     };
-    B::float_mul(open, up)
+    match up {
+        Some(up) => B::float_mul(open, up),
+        None => open,
+    }
+}
+
+/// A whole feed-forward part of rows that are normalised.
+fn feed_forward<B: Kernels>(x: FloatTensor<B>, part: &FeedForward<B>) -> FloatTensor<B> {
+    linear(open(x, &part.gate), &part.down)
+}
+
+pub(super) fn experts<B: Kernels>(
+    x: &FloatTensor<B>,
+    before: Option<&Norm<B>>,
+    experts: &Experts<B>,
+    residual: Residual<'_, B>,
+) -> FloatTensor<B> {
+    let device = x.device();
+    let x = normed(x, before);
+    let shape = x.shape();
+    let (rows, columns) = (shape[0], shape[1]);
+    let mut scores = vec![0.0; rows * experts.choice.count];
+    // A device that has failed says so when the step's result is read.
+    if read::<B>(linear(x.clone(), &experts.router), &mut scores).is_err() {
+        scores.fill(0.0);
+    }
+    // Each expert's rows, with their weights.
+    let mut chosen = vec![(Vec::new(), Vec::new()); experts.choice.count];
+    for (row, scores) in scores.chunks_exact(experts.choice.count).enumerate() {
+        for (expert, weight) in experts.choice.choose(scores, experts.selection_bias.as_deref()) {
+            chosen[expert].0.push(row);
+            chosen[expert].1.push(weight);
+        }
+    }
+    let mut sum = B::float_zeros(Shape::new([rows, columns]), &device, FloatDType::F32);
+    for ((mine, weights), part) in chosen.into_iter().zip(&experts.experts) {
+        if mine.is_empty() {
+            continue;
+        }
+        let count = mine.len();
+        let mine = indices::<B>(&device, mine.into_iter());
+        let out = feed_forward(B::float_select(x.clone(), 0, mine.clone()), part);
+        let out = B::float_mul(out, tensor::<B>(&device, weights, &[count, 1]));
+        sum = B::float_select_assign(sum, 0, mine, out, IndexingUpdateOp::Add);
+    }
+    if let Some(shared) = &experts.shared {
+        let mut out = feed_forward(x.clone(), &shared.part);
+        if let Some(opening) = &shared.opening {
+            let open = B::sigmoid(B::float_matmul(x, reshape::<B>(opening.clone(), &[columns, 1])));
+            out = B::float_mul(out, open);
+        }
+        sum = B::float_add(sum, out);
+    }
+    add(sum, residual)
 }
 
 /// Turns heads: `x` is `[rows, heads, length]`.
@@ -133,6 +242,9 @@ fn rotate<B: Backend>(x: FloatTensor<B>, rotation: &Rotation) -> FloatTensor<B> 
     let device = x.device();
     let shape = x.shape();
     let (rows, heads, length) = (shape[0], shape[1], shape[2]);
+    if rotation.pairs() == 0 {
+        return x;
+    }
     let (pairs, (cos, sin)) = (rotation.pairs(), rotation.all());
     let angles = |values: &[f32]| tensor::<B>(&device, values.to_vec(), &[rows, 1, pairs, 1]);
     let (cos, sin) = (angles(cos), angles(sin));
@@ -167,7 +279,7 @@ fn slots(run: &Run, end: usize) -> impl Iterator<Item = usize> + '_ {
 pub(super) fn attend<B: Backend>(
     [queries, keys, values]: [&FloatTensor<B>; 3],
     shape: &AttentionShape,
-    [query_norm, key_norm]: [Option<&Norm<B>>; 2],
+    weights: &HeadWeights<B>,
     rotation: &Rotation,
     batch: &Batch,
     kv: &mut KvLayer<B>,
@@ -181,14 +293,16 @@ pub(super) fn attend<B: Backend>(
     let (heads, kv_heads, key_length, value_length) = (shape.heads, sizes.kv_heads, sizes.key_length, sizes.value_length);
     let share = heads / kv_heads;
     let place = |x: &FloatTensor<B>, heads: usize, before: Option<&Norm<B>>| {
-        let mut x = reshape::<B>(x.clone(), &[rows, heads, key_length]);
-        if let Some(before) = before {
-            x = norm(x, 3, before);
-        }
+        let split = |x: FloatTensor<B>| reshape::<B>(x, &[rows, heads, key_length]);
+        let x = match before {
+            Some(before) if before.weight.shape().num_elements() == key_length => norm(split(x.clone()), 3, before),
+            Some(before) => split(norm(x.clone(), 2, before)),
+            None => split(x.clone()),
+        };
         rotate::<B>(x, rotation)
     };
-    let queries = place(queries, heads, query_norm);
-    let keys = halved::<B>(reshape::<B>(place(keys, kv_heads, key_norm), &[rows, kv_heads * key_length]));
+    let queries = place(queries, heads, weights.query_norm.as_ref());
+    let keys = halved::<B>(reshape::<B>(place(keys, kv_heads, weights.key_norm.as_ref()), &[rows, kv_heads * key_length]));
     let values = halved::<B>(values.clone());
 
     let mut outputs = Vec::new();
@@ -220,37 +334,52 @@ pub(super) fn attend<B: Backend>(
         let queries = B::float_select(queries.clone(), 0, mine);
         let queries = B::float_permute(reshape::<B>(queries, &[count, kv_heads, share, key_length]), &[1, 2, 0, 3]);
         let queries = reshape::<B>(queries, &[kv_heads, share * count, key_length]);
-        let scores = B::float_mul_scalar(B::float_matmul(queries, keys), scalar(shape.scale));
+        let scales = (0..share).flat_map(|_| (0..count).map(|row| shape.scale_at(run.start() + row))).collect();
+        let scores = B::float_mul(B::float_matmul(queries, keys), tensor::<B>(&device, scales, &[1, share * count, 1]));
+        let scores = capped::<B>(scores, shape.softcap);
         let mask = (0..share).flat_map(|_| 0..count).flat_map(|row| {
             let now = run.start() + row;
             let first = shape.window.map_or(0, |window| (now + 1).saturating_sub(window));
             (0..end).map(move |position| if (first..=now).contains(&position) { 0.0 } else { -1e30 })
         });
         let mask = tensor::<B>(&device, mask.collect(), &[1, share * count, end]);
-        let weights = B::softmax(B::float_add(scores, mask), 2);
+        let mut scores = B::float_add(scores, mask);
+        if let Some(sinks) = &weights.sinks {
+            // One more score for each head, for all of its rows.
+            let sinks = reshape::<B>(sinks.clone(), &[kv_heads, share, 1, 1]);
+            let sinks = B::float_expand(sinks, Shape::new([kv_heads, share, count, 1]));
+            scores = B::float_cat(vec![scores, reshape::<B>(sinks, &[kv_heads, share * count, 1])], 2);
+        }
+        let weights = last::<B>(B::softmax(scores, 2), 3, 0..end);
         let out = reshape::<B>(B::float_matmul(weights, values), &[kv_heads, share, count, value_length]);
         outputs.push(reshape::<B>(B::float_permute(out, &[2, 0, 1, 3]), &[count, heads * value_length]));
     }
     B::float_select(B::float_cat(outputs, 0), 0, indices::<B>(&device, order.into_iter()))
 }
 
-pub(super) fn logits<B: Backend>(
+/// `cap · tanh(x / cap)`, if there is a cap.
+fn capped<B: Backend>(x: FloatTensor<B>, cap: Option<f32>) -> FloatTensor<B> {
+    match cap {
+        Some(cap) => B::float_mul_scalar(B::float_tanh(B::float_div_scalar(x, scalar(cap))), scalar(cap)),
+        None => x,
+    }
+}
+
+pub(super) fn logits<B: Kernels>(
     x: &FloatTensor<B>,
     sampled: &[usize],
     before: &Norm<B>,
     head: &Matrix<B>,
-    softcap: Option<f32>,
+    finish: &LogitsFinish,
     out: &mut [f32],
 ) -> Result<(), DeviceError> {
     if sampled.is_empty() {
         return Ok(());
     }
     let rows = B::float_select(x.clone(), 0, indices::<B>(&x.device(), sampled.iter().copied()));
-    let mut logits = multiply(norm(rows, 2, before), head);
-    if let Some(cap) = softcap {
-        logits = B::float_mul_scalar(B::float_tanh(B::float_div_scalar(logits, scalar(cap))), scalar(cap));
-    }
-    read::<B>(logits, out)
+    let logits = B::multiply(norm(rows, 2, before), head);
+    let logits = if finish.scale == 1.0 { logits } else { B::float_mul_scalar(logits, scalar(finish.scale)) };
+    read::<B>(capped::<B>(logits, finish.softcap), out)
 }
 
 /// Writes a tensor's elements.

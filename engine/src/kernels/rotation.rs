@@ -20,9 +20,15 @@ impl Rotation {
         let angles = positions.iter().flat_map(|&position| frequencies.iter().map(move |&f| position as f64 * f64::from(f)));
         for ((angle, cos), sin) in angles.zip(&mut rotation.cos).zip(&mut rotation.sin) {
             let (s, c) = sin_cos(angle);
-            (*cos, *sin) = (c as f32, s as f32);
+            let magnitude = f64::from(rope.magnitude);
+            (*cos, *sin) = ((c * magnitude) as f32, (s * magnitude) as f32);
         }
         rotation
+    }
+
+    /// No angles: nothing is turned.
+    pub fn none() -> Self {
+        Self { layout: RopeLayout::Halves, pairs: 0, cos: Vec::new(), sin: Vec::new() }
     }
 
     /// Which elements are turned together.
@@ -35,7 +41,7 @@ impl Rotation {
         self.pairs
     }
 
-    /// Cosines and sines of a row, one for each pair.
+    /// Cosines and sines of a row, one for each pair, times the embedding's magnitude.
     pub fn row(&self, row: usize) -> (&[f32], &[f32]) {
         let range = row * self.pairs..(row + 1) * self.pairs;
         (&self.cos[range.clone()], &self.sin[range])
@@ -87,8 +93,8 @@ mod tests {
 
     #[test]
     fn rows_have_their_positions_angles() {
-        let rope = Rope { layout: RopeLayout::Halves, dimension: 8, base: 10_000.0, scale: 1.0, factors: Vec::new() };
-        let frequencies = rope.frequencies();
+        let rope = Rope::plain(RopeLayout::Halves, 8, 10_000.0);
+        let frequencies = rope.frequencies(1);
         let rotation = Rotation::new(&rope, &frequencies, &[0, 7]);
         assert_eq!(rotation.row(0), ([1.0; 4].as_slice(), [0.0; 4].as_slice()));
         let (cos, sin) = rotation.row(1);

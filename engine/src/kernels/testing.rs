@@ -3,7 +3,7 @@
 use crate::quant::BlockType;
 
 /// Every type that there are kernels for.
-pub(crate) const TYPES: [BlockType; 11] = [
+pub(crate) const TYPES: [BlockType; 25] = [
     BlockType::Q4_0,
     BlockType::Q4_1,
     BlockType::Q5_0,
@@ -15,6 +15,20 @@ pub(crate) const TYPES: [BlockType; 11] = [
     BlockType::F32,
     BlockType::F16,
     BlockType::BF16,
+    BlockType::Q2_K,
+    BlockType::Q3_K,
+    BlockType::MXFP4,
+    BlockType::TQ1_0,
+    BlockType::TQ2_0,
+    BlockType::IQ1_S,
+    BlockType::IQ1_M,
+    BlockType::IQ2_XXS,
+    BlockType::IQ2_XS,
+    BlockType::IQ2_S,
+    BlockType::IQ3_XXS,
+    BlockType::IQ3_S,
+    BlockType::IQ4_NL,
+    BlockType::IQ4_XS,
 ];
 
 /// The graphics processor to test on, if there is one: Mesa's software one will do. Where `SHOAL_TEST_GPU` is set there must be one.
@@ -65,9 +79,20 @@ pub(crate) fn random_blocks(block: BlockType, elements: usize, seed: u64) -> Vec
         BlockType::Q4_1 | BlockType::Q5_1 => &[(0, 0x20), (2, 0x2c)],
         BlockType::Q4_K | BlockType::Q5_K => &[(0, 0x0c), (2, 0x18)],
         BlockType::Q6_K => &[(208, 0x08)],
+        BlockType::Q2_K => &[(80, 0x20), (82, 0x20)],
+        BlockType::Q3_K => &[(108, 0x18)],
+        BlockType::TQ1_0 => &[(52, 0x2c)],
+        BlockType::TQ2_0 => &[(64, 0x2c)],
+        BlockType::IQ1_S => &[(0, 0x20)],
+        BlockType::IQ2_XXS | BlockType::IQ2_XS | BlockType::IQ2_S | BlockType::IQ4_NL => &[(0, 0x14)],
+        BlockType::IQ3_XXS | BlockType::IQ3_S => &[(0, 0x10)],
+        BlockType::IQ4_XS => &[(0, 0x04)],
         _ => &[],
     };
     match block {
+        BlockType::MXFP4 => bytes.chunks_exact_mut(17).for_each(|b| b[0] = b[0] & 1 | 122),
+        // Its scale's upper bits are the upper nibble of the last byte.
+        BlockType::IQ1_M => bytes.chunks_exact_mut(56).for_each(|b| (b[53], b[55]) = (b[53] & 0x3f, b[55] & 0x8f | 0x20)),
         BlockType::F32 => bytes.chunks_exact_mut(4).for_each(|b| b.copy_from_slice(&(numbers.unit() * 0.2).to_le_bytes())),
         BlockType::F16 => bytes.chunks_exact_mut(2).for_each(|b| b[1] = b[1] & 0x83 | 0x2c),
         BlockType::BF16 => bytes.chunks_exact_mut(2).for_each(|b| (b[0], b[1]) = (b[0] & 0x7f | 0x80, b[1] & 0x80 | 0x3d)),

@@ -163,11 +163,10 @@ impl BlockType {
                 | BlockType::Q5_1
                 | BlockType::Q8_0
                 | BlockType::Q2_K
-                | BlockType::Q3_K
                 | BlockType::Q4_K
                 | BlockType::Q5_K
                 | BlockType::Q6_K
-        )
+        ) || super::levels(self).is_some()
     }
 
     /// Whether its elements are plain numbers, one a block.

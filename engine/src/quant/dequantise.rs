@@ -1,6 +1,6 @@
 //! From blocks to numbers.
 
-use super::{BlockType, k_quants};
+use super::{BlockType, Coded, k_quants, levels};
 use half::{bf16, f16};
 
 /// Why blocks were not turned into numbers, or numbers into blocks. Nothing was written then.
@@ -41,11 +41,17 @@ pub fn dequantise(block: BlockType, blocks: &[u8], output: &mut [f32]) -> Result
         BlockType::Q5_1 => each(blocks, output, q5_1),
         BlockType::Q8_0 => each(blocks, output, q8_0),
         BlockType::Q2_K => each(blocks, output, k_quants::q2_k),
-        BlockType::Q3_K => each(blocks, output, k_quants::q3_k),
         BlockType::Q4_K => each(blocks, output, k_quants::q4_k),
         BlockType::Q5_K => each(blocks, output, k_quants::q5_k),
         BlockType::Q6_K => each(blocks, output, k_quants::q6_k),
-        other => return Err(QuantError::Unsupported(other)),
+        other => match levels(other) {
+            Some(levels) => {
+                for (bytes, out) in blocks.chunks_exact(other.block_bytes()).zip(output.chunks_exact_mut(other.block_len())) {
+                    Coded::read(other, bytes).write(levels, out);
+                }
+            }
+            None => return Err(QuantError::Unsupported(other)),
+        },
     }
     Ok(())
 }

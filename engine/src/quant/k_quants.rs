@@ -33,25 +33,6 @@ fn two_bit_place(sub: usize) -> (usize, usize) {
     (sub / 8 * 32 + sub % 2 * 16, sub % 8 / 2 * 2)
 }
 
-/// 32 bytes of mask (bit `i` of byte `j`: element `32 i + j` is not lowered by 4), 64 bytes of two-bit quants, 12
-/// bytes with sixteen six-bit scales less 32, `d`.
-pub(super) fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
-    let (mask, quants, packed) = (&block[..32], &block[32..96], &block[96..108]);
-    let d = half_at(block, 108);
-    for (sub, values) in out.chunks_exact_mut(16).enumerate() {
-        // Low nibbles of bytes 0..8, then high nibbles; the upper two bits in bytes 8..12, four scales to a byte.
-        let low = if sub < 8 { packed[sub] & 15 } else { packed[sub - 8] >> 4 };
-        let high = (packed[8 + sub % 4] >> (sub / 4 * 2)) & 3;
-        let scale = d * (f32::from(low | (high << 4)) - 32.0);
-        let (from, shift) = two_bit_place(sub);
-        for (i, value) in values.iter_mut().enumerate() {
-            let low = f32::from((quants[from + i] >> shift) & 3);
-            let kept = (mask[sub % 2 * 16 + i] >> (sub / 2)) & 1;
-            *value = scale * if kept == 1 { low } else { low - 4.0 };
-        }
-    }
-}
-
 /// `d`, `dmin`, 12 bytes of scales and minimums, 128 bytes of nibbles: each 32 bytes hold one sub-block of 32 in the
 /// low nibbles and the next in the high ones.
 pub(super) fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {

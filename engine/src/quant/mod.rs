@@ -7,11 +7,14 @@
 
 mod block_type;
 mod dequantise;
+mod grids;
 mod k_quants;
+mod levels;
 mod quantise;
 
 pub use block_type::BlockType;
 pub use dequantise::{QuantError, dequantise};
+pub(crate) use levels::{Coded, LONGEST, levels};
 pub use quantise::quantise;
 
 #[cfg(test)]

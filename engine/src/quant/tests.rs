@@ -10,18 +10,35 @@ struct Record<'a> {
     numbers: Vec<f32>,
 }
 
-fn records() -> Vec<Record<'static>> {
+/// Very many blocks of a type, by the code of the numbers that they stand for.
+struct Many {
+    block: BlockType,
+    count: usize,
+    masked: Vec<usize>,
+    code: u64,
+}
+
+fn golden() -> (Vec<Record<'static>>, Vec<Many>) {
     let mut rest: &[u8] = include_bytes!("../../tests/data/quant_golden.bin");
-    let mut records = Vec::new();
+    let (mut records, mut many) = (Vec::new(), Vec::new());
     while let Some((header, after)) = rest.split_first_chunk::<16>() {
         let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+        if word(4) == 2 {
+            let (masked, after) = after.split_at(4).1.split_at(4 * u32::from_le_bytes(after[..4].try_into().unwrap()) as usize);
+            let masked = masked.as_chunks::<4>().0.iter().map(|place| u32::from_le_bytes(*place) as usize).collect();
+            let (code, after) = after.split_first_chunk::<8>().unwrap();
+            let block = BlockType::from_id(word(0)).unwrap();
+            many.push(Many { block, count: word(8) as usize, masked, code: u64::from_le_bytes(*code) });
+            rest = after;
+            continue;
+        }
         let (blocks, after) = after.split_at(word(8) as usize);
         let (numbers, after) = after.split_at(word(12) as usize * 4);
         let numbers = numbers.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         records.push(Record { block: BlockType::from_id(word(0)).unwrap(), packing: word(4) == 1, blocks, numbers });
         rest = after;
     }
-    records
+    (records, many)
 }
 
 /// Bits of a number; zeros of both signs are one, for −0 comes and goes with the order of a product and a difference.
@@ -33,7 +50,7 @@ fn bits(number: f32) -> u32 {
 #[test]
 fn numbers_are_those_of_ggml() {
     let mut seen = Vec::new();
-    for record in records().iter().filter(|record| !record.packing) {
+    for record in golden().0.iter().filter(|record| !record.packing) {
         let mut numbers = vec![f32::NAN; record.numbers.len()];
         dequantise(record.block, record.blocks, &mut numbers).unwrap();
         for (place, (found, expected)) in numbers.iter().zip(&record.numbers).enumerate() {
@@ -42,13 +59,40 @@ fn numbers_are_those_of_ggml() {
         seen.push(record.block);
     }
     seen.sort_unstable();
+    seen.dedup();
     assert_eq!(seen, BlockType::all().filter(|block| block.is_supported()).collect::<Vec<_>>());
+}
+
+/// So many that every entry of every grid occurs.
+#[test]
+fn numbers_of_many_blocks_are_those_of_ggml() {
+    let (_, all) = golden();
+    for Many { block, count, masked, code } in &all {
+        let splitmix = |i: u64| {
+            let x = i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            x ^ (x >> 31)
+        };
+        let bytes = count * block.block_bytes();
+        let mut blocks: Vec<u8> = (0..bytes.div_ceil(8) as u64).flat_map(|i| splitmix(i).to_le_bytes()).take(bytes).collect();
+        for block in blocks.chunks_exact_mut(block.block_bytes()) {
+            masked.iter().for_each(|&place| block[place] &= 0xbf);
+        }
+        let mut numbers = vec![0.0; count * block.block_len()];
+        dequantise(*block, &blocks, &mut numbers).unwrap();
+        let bytes = numbers.iter().flat_map(|&number| bits(number).to_le_bytes());
+        let found = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |code, byte| (code ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        assert_eq!(found, *code, "{block}");
+    }
+    let few = BlockType::all().filter(|block| levels(*block).is_some()).count();
+    assert_eq!(all.len(), few);
 }
 
 #[test]
 fn blocks_are_those_of_ggml() {
     let mut seen = 0;
-    for record in records().iter().filter(|record| record.packing) {
+    for record in golden().0.iter().filter(|record| record.packing) {
         assert_eq!(quantise(record.block, &record.numbers).unwrap(), record.blocks, "{}", record.block);
         seen += 1;
     }
@@ -73,9 +117,9 @@ fn lengths_must_fit() {
 
 #[test]
 fn unsupported_types_are_refused_by_name() {
-    let error = dequantise(BlockType::IQ2_XXS, &[0; 66], &mut [0.0; 256]).unwrap_err();
-    assert_eq!(error, QuantError::Unsupported(BlockType::IQ2_XXS));
-    assert!(error.to_string().contains("IQ2_XXS"));
+    let error = dequantise(BlockType::NVFP4, &[0; 36], &mut [0.0; 64]).unwrap_err();
+    assert_eq!(error, QuantError::Unsupported(BlockType::NVFP4));
+    assert!(error.to_string().contains("NVFP4"));
     assert_eq!(quantise(BlockType::Q6_K, &[0.0; 256]), Err(QuantError::Unsupported(BlockType::Q6_K)));
 }
 

@@ -6,23 +6,39 @@ use burn::tensor::TensorData;
 use super::kv::PageBook;
 use super::{Input, Row, SequenceId, Stage, StepError};
 use crate::config::DecoderConfig;
-use crate::kernels::{AttentionShape, Batch, Gate, Kernels, KvLayer, Linear, Matrix, Norm, PAGE_TOKENS, Rotation, Workspace};
+use crate::kernels::{
+    AttentionShape, Batch, Experts, FeedForward, HeadWeights, Kernels, KvLayer, Latent, Linear, LogitsFinish, Matrix, Norm, PAGE_TOKENS,
+    Residual, Rotation, Workspace,
+};
 
 /// One layer's weights.
 pub(super) struct Layer<B: Kernels> {
-    pub(super) attention_norm: Norm<B>,
-    pub(super) query: Linear<B>,
-    pub(super) key: Linear<B>,
-    pub(super) value: Linear<B>,
-    pub(super) query_norm: Option<Norm<B>>,
-    pub(super) key_norm: Option<Norm<B>>,
+    pub(super) attention_norm: Option<Norm<B>>,
+    pub(super) projections: Projections<B>,
+    pub(super) heads: HeadWeights<B>,
     pub(super) attention: AttentionShape,
+    /// A place among the decoder's frequencies.
+    pub(super) rope: Option<usize>,
     pub(super) output: Linear<B>,
     pub(super) post_attention_norm: Option<Norm<B>>,
-    pub(super) feed_forward_norm: Norm<B>,
-    pub(super) gate: Gate<B>,
-    pub(super) down: Linear<B>,
+    pub(super) feed_forward_norm: Option<Norm<B>>,
+    pub(super) feed_forward: Part<B>,
     pub(super) post_feed_forward_norm: Option<Norm<B>>,
+}
+
+/// What makes queries, keys and values.
+#[allow(clippy::large_enum_variant, reason = "there is one to a layer")]
+pub(super) enum Projections<B: Kernels> {
+    /// A matrix for each, in that order.
+    Heads([Linear<B>; 3]),
+    Latent(Latent<B>),
+}
+
+/// A layer's feed-forward part.
+#[allow(clippy::large_enum_variant, reason = "there is one to a layer")]
+pub(super) enum Part<B: Kernels> {
+    Dense(FeedForward<B>),
+    Experts(Experts<B>),
 }
 
 /// What the last stage has besides layers.
@@ -43,10 +59,8 @@ pub(super) struct Decoder<B: Kernels> {
     /// One for each layer.
     pub(super) kv: Vec<KvLayer<B>>,
     pub(super) book: PageBook,
-    /// Of layers that see everything.
-    pub(super) frequencies: Vec<f32>,
-    /// Of layers with a window, if the stage has any.
-    pub(super) window_frequencies: Option<Vec<f32>>,
+    /// Of each rotary embedding.
+    pub(super) frequencies: Vec<Vec<f32>>,
     pub(super) rows_max: usize,
     pub(super) context: usize,
     pub(super) weight_bytes: u64,
@@ -87,18 +101,35 @@ impl<B: Kernels> Decoder<B> {
 
     /// Runs the layers over rows of activations.
     fn run_layers(&mut self, mut x: FloatTensor<B>, batch: &Batch) -> FloatTensor<B> {
-        let full = Rotation::new(&self.config.rope, &self.frequencies, batch.positions());
-        let windowed =
-            (self.window_frequencies.as_ref()).map(|frequencies| Rotation::new(&self.config.window_rope, frequencies, batch.positions()));
-        let work = &mut self.work;
+        let ropes = self.config.ropes.iter().zip(&self.frequencies);
+        let rotations: Vec<Rotation> = ropes.map(|(rope, frequencies)| Rotation::new(rope, frequencies, batch.positions())).collect();
+        let none = Rotation::none();
+        let (work, scale, parallel) = (&mut self.work, self.config.residual_scale, self.config.parallel);
         for (layer, kv) in self.layers.iter().zip(&mut self.kv) {
-            let rotation = layer.attention.window.and(windowed.as_ref()).unwrap_or(&full);
-            let [queries, keys, values] = B::project(work, &x, &layer.attention_norm, [&layer.query, &layer.key, &layer.value]);
-            let norms = [layer.query_norm.as_ref(), layer.key_norm.as_ref()];
-            let attended = B::attend(work, [&queries, &keys, &values], &layer.attention, norms, rotation, batch, kv);
-            x = B::project_add(work, &attended, &layer.output, layer.post_attention_norm.as_ref(), x);
-            let gated = B::gated(work, &x, &layer.feed_forward_norm, &layer.gate);
-            x = B::project_add(work, &gated, &layer.down, layer.post_feed_forward_norm.as_ref(), x);
+            let rotation = layer.rope.and_then(|rope| rotations.get(rope)).unwrap_or(&none);
+            let before = layer.attention_norm.as_ref();
+            let [queries, keys, values] = match &layer.projections {
+                Projections::Heads(heads) => B::project(work, &x, before, heads.each_ref()),
+                Projections::Latent(latent) => B::project_latent(work, &x, before, latent),
+            };
+            let mut attended = B::attend(work, [&queries, &keys, &values], &layer.attention, &layer.heads, rotation, batch, kv);
+            if let Projections::Latent(latent) = &layer.projections {
+                attended = B::expand_latent(work, &attended, latent);
+            }
+            // What the feed-forward part takes, if that is not what attention puts out.
+            let input = parallel.then(|| x.clone());
+            let rows = Residual { rows: x, norm: layer.post_attention_norm.as_ref(), scale };
+            x = B::project_add(work, &attended, &layer.output, rows);
+            let input = input.unwrap_or_else(|| x.clone());
+            let (before, norm) = (layer.feed_forward_norm.as_ref(), layer.post_feed_forward_norm.as_ref());
+            x = match &layer.feed_forward {
+                Part::Dense(part) => {
+                    let gated = B::gated(work, &input, before, &part.gate);
+                    drop(input);
+                    B::project_add(work, &gated, &part.down, Residual { rows: x, norm, scale })
+                }
+                Part::Experts(experts) => B::experts(work, &input, before, experts, Residual { rows: x, norm, scale }),
+            };
         }
         x
     }
@@ -150,7 +181,8 @@ where
             Some(head) => {
                 let sampled: Vec<usize> = (0..rows.len()).filter(|&row| rows[row].sample).collect();
                 if let (Some(matrix), false) = (head.matrix.as_ref().or(self.embedding.as_ref()), sampled.is_empty()) {
-                    B::logits(&mut self.work, &x, &sampled, &head.norm, matrix, self.config.logit_softcap, output)?;
+                    let finish = LogitsFinish { scale: self.config.logit_scale, softcap: self.config.logit_softcap };
+                    B::logits(&mut self.work, &x, &sampled, &head.norm, matrix, &finish, output)?;
                 }
             }
         }

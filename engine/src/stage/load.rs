@@ -6,13 +6,16 @@ use burn::backend::tensor::{Device as BurnDevice, FloatTensor};
 use burn::tensor::TensorData;
 use burn_flex::{Flex, FlexDevice};
 
-use super::decoder::{Decoder, Head, Layer};
+use super::decoder::{Decoder, Head, Layer, Part, Projections};
 use super::kv::PageBook;
 use super::{Stage, StageOptions, StageSpec};
-use crate::config::{ConfigError, DecoderConfig, LayerTensors};
+use crate::config::{self, ConfigError, DecoderConfig, DenseTensors, LayerTensors, NormTensors};
 use crate::device::{Device, DeviceError};
 use crate::gguf::{Gguf, TensorView};
-use crate::kernels::{AttentionShape, Gate, Kernels, KvShape, LayerError, Linear, Matrix, Norm, PAGE_TOKENS, Workspace};
+use crate::kernels::{
+    AttentionShape, Experts, FeedForward, Gate, HeadWeights, Kernels, KvShape, Latent, LayerError, Linear, Matrix, Norm, PAGE_TOKENS,
+    SharedExpert, Workspace,
+};
 
 /// Why a stage was not loaded.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +99,7 @@ pub(super) fn load_on<B: Kernels>(
     spec: &StageSpec,
     options: &StageOptions,
     device: BurnDevice<B>,
-    work: Workspace,
+    mut work: Workspace,
 ) -> Result<Decoder<B>, LoadError> {
     let config = DecoderConfig::from_gguf(gguf)?;
     let layers = spec.layers.start as usize..spec.layers.end as usize;
@@ -118,21 +121,21 @@ pub(super) fn load_on<B: Kernels>(
         return Err(LoadError::KvMemory { given: options.kv_bytes, page });
     }
 
-    let mut loader = Loader { gguf, config: &config, device: &device, bytes: 0 };
+    let mut loader = Loader { gguf, config: &config, device: &device, work: &mut work, bytes: 0 };
     let first = layers.start == 0;
     let last = layers.end == config.layers;
-    let embedding = if first { Some(loader.matrix::<B>(&config.tensors.embedding)?) } else { None };
+    let embedding = if first { Some(loader.matrix::<B>(&config::Part::whole(&config.tensors.embedding))?) } else { None };
     let loaded = layers.clone().map(|layer| loader.layer::<B>(layer)).collect::<Result<Vec<_>, _>>()?;
     let head = if last {
         let norm = loader.norm::<B>(&config.tensors.output_norm)?;
         // A stage with both ends holds a shared tensor once.
-        let matrix = if first && config.tied_head() { None } else { Some(loader.matrix::<B>(&config.tensors.head)?) };
+        let matrix = if first && config.tied_head() { None } else { Some(loader.matrix::<B>(&config::Part::whole(&config.tensors.head))?) };
         Some(Head { norm, matrix })
     } else {
         None
     };
     let weight_bytes = loader.bytes;
-    let window_frequencies = config.windows[layers.clone()].iter().any(Option::is_some).then(|| config.window_rope.frequencies());
+    let frequencies = config.ropes.iter().map(|rope| rope.frequencies(options.context_tokens as usize)).collect();
     let kv = layers
         .map(|_| B::kv_layer(&device, kv_shape))
         .collect::<Result<Vec<_>, _>>()
@@ -148,8 +151,7 @@ pub(super) fn load_on<B: Kernels>(
         head,
         kv,
         book: PageBook::new(kv_shape.pages as u32),
-        frequencies: config.rope.frequencies(),
-        window_frequencies,
+        frequencies,
         rows_max: options.rows_max,
         context: options.context_tokens as usize,
         weight_bytes,
@@ -157,74 +159,206 @@ pub(super) fn load_on<B: Kernels>(
     })
 }
 
+/// A part of a tensor whose presence and shape the configuration's reader has checked. Of a vector it is the whole.
+fn view<'a>(gguf: &'a Gguf, part: &config::Part) -> Result<TensorView<'a>, LoadError> {
+    let view = gguf.tensor(&part.tensor).ok_or_else(|| missing(gguf, part))?;
+    match &part.rows {
+        Some(rows) if view.shape.len() > 1 => view.some_rows(rows.clone()).ok_or_else(|| missing(gguf, part)),
+        _ => Ok(view),
+    }
+}
+
+fn missing(gguf: &Gguf, part: &config::Part) -> LoadError {
+    ConfigError::MissingTensor { file: gguf.name().to_owned(), tensor: part.tensor.clone() }.into()
+}
+
 struct Loader<'a, D> {
     gguf: &'a Gguf,
     config: &'a DecoderConfig,
     device: &'a D,
+    work: &'a mut Workspace,
     /// Memory of what was loaded so far.
     bytes: u64,
 }
 
-impl<D> Loader<'_, D> {
+impl<'a, D> Loader<'a, D> {
     fn failed(&self, source: LayerError) -> LoadError {
         LoadError::Tensor { file: self.gguf.name().to_owned(), source }
     }
 
-    /// A tensor whose presence and shape the configuration's reader has checked.
-    fn view(&self, name: &str) -> Result<TensorView<'_>, LoadError> {
-        self.gguf
-            .tensor(name)
-            .ok_or_else(|| ConfigError::MissingTensor { file: self.gguf.name().to_owned(), tensor: name.to_owned() }.into())
-    }
-
-    fn matrix<B: Kernels<Device = D>>(&mut self, name: &str) -> Result<Matrix<B>, LoadError> {
-        let view = self.view(name)?;
-        let matrix = B::matrix(self.device, &view).map_err(|error| self.failed(error))?;
-        self.gguf.forget(&view);
+    fn matrix<B: Kernels<Device = D>>(&mut self, part: &config::Part) -> Result<Matrix<B>, LoadError> {
+        let gguf = self.gguf;
+        let view = view(gguf, part)?;
+        let matrix = B::matrix(self.work, self.device, &view).map_err(|error| self.failed(error))?;
         self.bytes += matrix.bytes();
+        if part.rows.is_none() {
+            gguf.forget(&view);
+        }
         Ok(matrix)
     }
 
-    fn vector<B: Kernels<Device = D>>(&mut self, name: &str) -> Result<FloatTensor<B>, LoadError> {
-        let values = self
-            .view(name)?
+    /// A vector's elements.
+    fn numbers(&mut self, part: &config::Part) -> Result<Vec<f32>, LoadError> {
+        let values = view(self.gguf, part)?
             .dequantise()
-            .map_err(|error| self.failed(LayerError { tensor: name.to_owned(), problem: error.to_string() }))?;
+            .map_err(|error| self.failed(LayerError { tensor: part.tensor.clone(), problem: error.to_string() }))?;
+        let values = match &part.rows {
+            Some(rows) => values.get(rows.clone()).unwrap_or_default().to_vec(),
+            None => values,
+        };
         self.bytes += size_of_val(values.as_slice()) as u64;
+        Ok(values)
+    }
+
+    fn tensor<B: Kernels<Device = D>>(&self, values: Vec<f32>) -> FloatTensor<B> {
         let count = values.len();
-        Ok(B::float_from_data(TensorData::new(values, [count]), self.device))
+        B::float_from_data(TensorData::new(values, [count]), self.device)
     }
 
-    fn norm<B: Kernels<Device = D>>(&mut self, name: &str) -> Result<Norm<B>, LoadError> {
-        Ok(Norm { weight: self.vector::<B>(name)?, epsilon: self.config.norm_epsilon })
+    fn vector_if<B: Kernels<Device = D>>(&mut self, part: Option<&config::Part>) -> Result<Option<FloatTensor<B>>, LoadError> {
+        part.map(|part| self.numbers(part).map(|values| self.tensor::<B>(values))).transpose()
     }
 
-    fn norm_if<B: Kernels<Device = D>>(&mut self, name: Option<&String>) -> Result<Option<Norm<B>>, LoadError> {
-        name.map(|name| self.norm::<B>(name)).transpose()
+    fn norm<B: Kernels<Device = D>>(&mut self, names: &NormTensors) -> Result<Norm<B>, LoadError> {
+        let values = self.numbers(&names.weight)?;
+        let (kind, epsilon) = (self.config.norm, self.config.norm_epsilon);
+        Ok(Norm { kind, weight: self.tensor::<B>(values), bias: self.vector_if::<B>(names.bias.as_ref())?, epsilon })
     }
 
-    fn linear<B: Kernels<Device = D>>(&mut self, matrix: &str, bias: Option<&String>) -> Result<Linear<B>, LoadError> {
-        Ok(Linear { matrix: self.matrix::<B>(matrix)?, bias: bias.map(|bias| self.vector::<B>(bias)).transpose()? })
+    fn norm_if<B: Kernels<Device = D>>(&mut self, names: Option<&NormTensors>) -> Result<Option<Norm<B>>, LoadError> {
+        names.map(|names| self.norm::<B>(names)).transpose()
+    }
+
+    fn head_norm<B: Kernels<Device = D>>(&mut self, weight: Option<&config::Part>) -> Result<Option<Norm<B>>, LoadError> {
+        weight.map(|weight| self.norm::<B>(&NormTensors { weight: weight.clone(), bias: None })).transpose()
+    }
+
+    fn linear<B: Kernels<Device = D>>(&mut self, matrix: &config::Part, bias: Option<&config::Part>) -> Result<Linear<B>, LoadError> {
+        Ok(Linear { matrix: self.matrix::<B>(matrix)?, bias: self.vector_if::<B>(bias)? })
+    }
+
+    fn dense<B: Kernels<Device = D>>(&mut self, names: &DenseTensors) -> Result<FeedForward<B>, LoadError> {
+        let gate = names.gate.as_ref().map(|gate| self.linear::<B>(gate, names.gate_bias.as_ref())).transpose()?;
+        let up = self.linear::<B>(&names.up, names.up_bias.as_ref())?;
+        let down = self.linear::<B>(&names.down, names.down_bias.as_ref())?;
+        Ok(FeedForward { gate: Gate { gate, up, activation: self.config.activation }, down })
+    }
+
+    /// The matrices of `count` experts or heads, which are one tensor, with their biases, which are another.
+    fn stacked<B: Kernels<Device = D>>(
+        &mut self,
+        matrices: &config::Part,
+        biases: Option<&config::Part>,
+        count: usize,
+    ) -> Result<Vec<Linear<B>>, LoadError> {
+        let all = view(self.gguf, matrices)?.rows();
+        let rows = all / count;
+        let biases = biases.map(|biases| self.numbers(biases)).transpose()?;
+        let mut experts = Vec::with_capacity(count);
+        for expert in 0..count {
+            let range = expert * rows..(expert + 1) * rows;
+            let matrix = self.matrix::<B>(&config::Part { tensor: matrices.tensor.clone(), rows: Some(range.clone()) })?;
+            let bias = biases.as_ref().and_then(|biases| biases.get(range)).map(|bias| self.tensor::<B>(bias.to_vec()));
+            experts.push(Linear { matrix, bias });
+        }
+        Ok(experts)
+    }
+
+    fn experts<B: Kernels<Device = D>>(
+        &mut self,
+        choice: &config::Experts,
+        names: &config::ExpertTensors,
+    ) -> Result<Experts<B>, LoadError> {
+        let (of, count, activation) = (&names.experts, choice.count, self.config.activation);
+        let gates = match &of.gate {
+            Some(gate) => self.stacked::<B>(gate, of.gate_bias.as_ref(), count)?.into_iter().map(Some).collect(),
+            None => vec![None; count],
+        };
+        let ups = self.stacked::<B>(&of.up, of.up_bias.as_ref(), count)?;
+        let downs = self.stacked::<B>(&of.down, of.down_bias.as_ref(), count)?;
+        let gates = gates.into_iter().zip(ups).map(|(gate, up)| Gate { gate, up, activation });
+        let shared = match &names.shared {
+            Some(shared) => {
+                let opening = self.vector_if::<B>(names.shared_gate.as_ref())?;
+                Some(SharedExpert { part: self.dense::<B>(shared)?, opening })
+            }
+            None => None,
+        };
+        Ok(Experts {
+            choice: choice.clone(),
+            router: self.linear::<B>(&names.router, names.router_bias.as_ref())?,
+            selection_bias: names.selection_bias.as_ref().map(|bias| self.numbers(bias)).transpose()?,
+            experts: gates.zip(downs).map(|(gate, down)| FeedForward { gate, down }).collect(),
+            shared,
+        })
+    }
+
+    fn latent<B: Kernels<Device = D>>(&mut self, names: &config::LatentTensors, lengths: config::Latent) -> Result<Latent<B>, LoadError> {
+        let heads = self.config.heads;
+        let query_down = match &names.query_down {
+            Some((down, norm)) => Some((self.linear::<B>(down, None)?, self.norm::<B>(norm)?)),
+            None => None,
+        };
+        let mut ups = |part: &config::Part| -> Result<Vec<Matrix<B>>, LoadError> {
+            Ok(self.stacked::<B>(part, None, heads)?.into_iter().map(|linear| linear.matrix).collect())
+        };
+        let (query_ups, value_ups) = (ups(&names.query_up)?, ups(&names.value_up)?);
+        Ok(Latent {
+            query_down,
+            query: self.linear::<B>(&names.query, None)?,
+            down: self.linear::<B>(&names.down, None)?,
+            down_norm: self.norm::<B>(&names.down_norm)?,
+            query_ups,
+            value_ups,
+            lengths,
+        })
     }
 
     fn layer<B: Kernels<Device = D>>(&mut self, layer: usize) -> Result<Layer<B>, LoadError> {
         let config = self.config;
         let names: &LayerTensors = &config.layer_tensors[layer];
-        let window = config.windows[layer];
-        Ok(Layer {
-            attention_norm: self.norm::<B>(&names.attention_norm)?,
-            query: self.linear::<B>(&names.query, names.query_bias.as_ref())?,
-            key: self.linear::<B>(&names.key, names.key_bias.as_ref())?,
-            value: self.linear::<B>(&names.value, names.value_bias.as_ref())?,
-            query_norm: self.norm_if::<B>(names.query_norm.as_ref())?,
-            key_norm: self.norm_if::<B>(names.key_norm.as_ref())?,
-            attention: AttentionShape { heads: config.heads, scale: config.attention_scale, window },
+        let feed_forward = match (&names.feed_forward, &config.experts) {
+            (config::FeedForward::Experts(names), Some(choice)) => Part::Experts(self.experts::<B>(choice, names)?),
+            (config::FeedForward::Experts(names), None) => Part::Dense(self.dense::<B>(&names.experts)?),
+            (config::FeedForward::Dense(names), _) => Part::Dense(self.dense::<B>(names)?),
+        };
+        let loaded = Layer {
+            attention_norm: self.norm_if::<B>(names.attention_norm.as_ref())?,
+            projections: match (&names.projections, config.latent) {
+                (config::Projections::Heads(of), _) => Projections::Heads([
+                    self.linear::<B>(&of.query, of.query_bias.as_ref())?,
+                    self.linear::<B>(&of.key, of.key_bias.as_ref())?,
+                    self.linear::<B>(&of.value, of.value_bias.as_ref())?,
+                ]),
+                (config::Projections::Latent(of), Some(lengths)) => Projections::Latent(self.latent::<B>(of, lengths)?),
+                // The configuration's reader gives both or none.
+                (config::Projections::Latent(of), None) => return Err(missing(self.gguf, &of.query)),
+            },
+            heads: HeadWeights {
+                query_norm: self.head_norm::<B>(names.query_norm.as_ref())?,
+                key_norm: self.head_norm::<B>(names.key_norm.as_ref())?,
+                sinks: self.vector_if::<B>(names.sinks.as_ref())?,
+            },
+            attention: AttentionShape {
+                heads: config.heads,
+                scale: config.attention_scale,
+                growth: config.attention_growth,
+                softcap: config.attention_softcap,
+                window: config.windows[layer],
+            },
+            rope: config.layer_ropes[layer],
             output: self.linear::<B>(&names.attention_output, names.attention_output_bias.as_ref())?,
             post_attention_norm: self.norm_if::<B>(names.post_attention_norm.as_ref())?,
-            feed_forward_norm: self.norm::<B>(&names.feed_forward_norm)?,
-            gate: Gate { gate: self.matrix::<B>(&names.gate)?, up: self.matrix::<B>(&names.up)?, activation: config.activation },
-            down: self.linear::<B>(&names.down, None)?,
+            feed_forward_norm: self.norm_if::<B>(names.feed_forward_norm.as_ref())?,
+            feed_forward,
             post_feed_forward_norm: self.norm_if::<B>(names.post_feed_forward_norm.as_ref())?,
-        })
+        };
+        // What was read in parts is not needed any more.
+        for (part, _) in names.parts(config) {
+            if let Some(view) = self.gguf.tensor(&part.tensor) {
+                self.gguf.forget(&view);
+            }
+        }
+        Ok(loaded)
     }
 }

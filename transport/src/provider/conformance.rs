@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::memory::{MemoryFabric, MemoryProvider, Shape};
+#[cfg(target_os = "linux")]
+use super::shm::{ShmOptions, ShmProvider};
 use super::tcp::{TcpOptions, TcpProvider};
 use super::{AcceptError, DialError, Endpoint, ExpectError, Provider, Ticket};
 use crate::Effects;
@@ -34,6 +36,15 @@ fn memory(shape: Shape) -> Place {
     let fabric = MemoryFabric::new(&SystemRng, shape);
     let join = || Arc::new(MemoryProvider::new(effects.clone(), &fabric));
     Place { near: join(), far: join(), effects }
+}
+
+#[cfg(target_os = "linux")]
+fn shm(ring_bytes: usize) -> Place {
+    let effects = effects();
+    let patience = Duration::from_secs(60);
+    let options = ShmOptions { ring_bytes, silence_max: patience, handshake_max: patience, ..ShmOptions::default() };
+    let start = || Arc::new(ShmProvider::new(effects.clone(), options).unwrap());
+    Place { near: start(), far: start(), effects }
 }
 
 impl Place {
@@ -579,4 +590,10 @@ conformance! {
     tcp_v6 = tcp("[::1]:0");
     in_memory = memory(Shape::default());
     in_memory_with_a_slow_wire = memory(Shape { latency: Duration::from_millis(1), bytes_per_second: Some(400_000_000) });
+}
+
+#[cfg(target_os = "linux")]
+conformance! {
+    shared_memory = shm(1 << 20);
+    shared_memory_with_a_short_ring = shm(4096);
 }

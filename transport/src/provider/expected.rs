@@ -64,8 +64,8 @@ struct Book {
     stopped: bool,
 }
 
-/// The expected links of one provider.
-pub(crate) struct Desk {
+/// The expected links of a provider, or of all providers of a node: whichever of them a peer comes to, its ticket is known.
+pub struct Desk {
     kind: ProviderKind,
     clock: Arc<dyn Clock>,
     book: Mutex<Book>,
@@ -79,7 +79,8 @@ pub(crate) struct Claim<'a> {
 }
 
 impl Desk {
-    pub(crate) fn new(kind: ProviderKind, clock: Arc<dyn Clock>) -> Arc<Self> {
+    /// An empty desk. `kind` is what errors speak of.
+    pub fn new(kind: ProviderKind, clock: Arc<dyn Clock>) -> Arc<Self> {
         let book = Book { entries: BTreeMap::new(), stopped: false };
         Arc::new(Self { kind, clock, book: Mutex::new(book), changed: Condvar::new() })
     }
@@ -155,6 +156,12 @@ impl Drop for Claim<'_> {
         {
             entry.stage = Stage::Open;
         }
+    }
+}
+
+impl std::fmt::Debug for Desk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Desk").field("expected", &lock(&self.book).entries.len()).finish_non_exhaustive()
     }
 }
 

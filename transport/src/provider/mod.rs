@@ -6,9 +6,13 @@
 //! ticket makes one link.
 
 mod expected;
+mod handshake;
 pub mod memory;
+#[cfg(target_os = "linux")]
+pub mod shm;
 pub mod tcp;
 mod ticket;
+mod words;
 
 #[cfg(test)]
 mod conformance;
@@ -19,8 +23,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use expected::Desk;
-pub use expected::{AcceptError, Canceller, Expected};
+pub use expected::{AcceptError, Canceller, Desk, Expected};
 pub use ticket::Ticket;
 
 use crate::env::Instant;
@@ -32,6 +35,8 @@ use crate::link::{CloseReason, Link, LinkOptions};
 pub enum ProviderKind {
     /// TCP over whatever the system has an address on.
     Tcp,
+    /// Memory that two processes of one machine share.
+    Shm,
     /// Two ends in one process.
     Memory,
 }
@@ -40,6 +45,7 @@ impl fmt::Display for ProviderKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Tcp => "tcp",
+            Self::Shm => "shm",
             Self::Memory => "memory",
         })
     }
@@ -71,6 +77,11 @@ pub enum Endpoint {
         /// Which provider on it.
         port: u64,
     },
+    /// A door for processes of the same machine.
+    Shm {
+        /// Which: drawn at random, so that another machine never has the same.
+        door: u128,
+    },
 }
 
 impl Endpoint {
@@ -79,6 +90,7 @@ impl Endpoint {
         match self {
             Self::Tcp(_) => ProviderKind::Tcp,
             Self::Memory { .. } => ProviderKind::Memory,
+            Self::Shm { .. } => ProviderKind::Shm,
         }
     }
 }
@@ -88,6 +100,7 @@ impl fmt::Display for Endpoint {
         match self {
             Self::Tcp(address) => write!(f, "tcp {address}"),
             Self::Memory { fabric, port } => write!(f, "memory {:08x}/{port}", fabric >> 96),
+            Self::Shm { door } => write!(f, "shm {:08x}", door >> 96),
         }
     }
 }
@@ -104,6 +117,9 @@ pub enum StartError {
         /// The system's words.
         source: std::io::Error,
     },
+    /// The door for processes of the same machine could not be opened.
+    #[error("cannot open a door for tensor links between processes of this machine: {0}")]
+    Door(std::io::Error),
     /// A thread could not be started.
     #[error("cannot start a thread for tensor links: {0}")]
     Thread(std::io::Error),

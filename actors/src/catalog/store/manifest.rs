@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -38,9 +39,8 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
-    /// Describes a model that has just come.
-    pub(crate) fn new(name: &str, file: &str, sha256: Sha256, bytes: u64, source: &str, licence: Option<&str>) -> Self {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    /// Describes a model that has come `now`, in time since 1970.
+    pub(crate) fn new(name: &str, file: &str, sha256: Sha256, bytes: u64, source: &str, licence: Option<&str>, now: Duration) -> Self {
         Self {
             form: FORM,
             name: name.to_owned(),
@@ -49,7 +49,7 @@ impl Manifest {
             bytes,
             source: source.to_owned(),
             licence: licence.map(str::to_owned),
-            fetched_unix_seconds: now.map_or(0, |since| since.as_secs()),
+            fetched_unix_seconds: now.as_secs(),
         }
     }
 

@@ -376,7 +376,7 @@ mod tests {
     fn put(store: &Store, name: &str, content: &[u8]) -> LocalModel {
         let staged = store.staging(name).expect("a folder").join("m.gguf");
         std::fs::write(&staged, content).expect("writes");
-        let manifest = Manifest::new(name, "m.gguf", Sha256([1; 32]), content.len() as u64, "test", Some("MIT"));
+        let manifest = Manifest::new(name, "m.gguf", Sha256([1; 32]), content.len() as u64, "test", Some("MIT"), std::time::Duration::ZERO);
         store.commit(&staged, &manifest).expect("commits")
     }
 

@@ -89,6 +89,7 @@ impl SystemHttp {
     }
 
     /// Follows the variables and files of the process it runs in.
+    #[expect(clippy::disallowed_methods, reason = "where the process's settings are read")]
     pub fn from_process() -> Self {
         let variable = |name: &str| std::env::var(name).ok();
         Self::new(ProxyRules::from_variables(&variable), &TlsRoots::from_variables(&variable))

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::math::{exp, max_lanes, padded, rms_factor, sum_lanes};
+use super::math::{RowNorm, exp, normalise_in_place, padded, softcap};
 use super::multiply::each_share;
 use super::pages::Pages;
 use super::pool::{Parts, Pool};
@@ -17,7 +17,7 @@ use crate::config::RopeLayout;
 use crate::kernels::{AttentionShape, Batch, KvShape, PAGE_TOKENS, Rotation, Run};
 
 /// Queries that share the reading of a key or value.
-const QUERIES: usize = 4;
+const QUERIES: usize = 6;
 /// Rows of a sequence that are one piece of work.
 const ROWS: usize = 4;
 /// The largest half-precision number: larger keys and values are held at it, so that all that is stored is finite.
@@ -29,10 +29,12 @@ const SMALLEST_EXPONENT: f32 = -87.0;
 pub(crate) struct Attention<'a> {
     /// Heads, scale, window.
     pub(crate) shape: &'a AttentionShape,
-    /// Weight and epsilon of the norm of query heads.
-    pub(crate) query_norm: Option<(&'a [f32], f32)>,
-    /// Weight and epsilon of the norm of key heads.
-    pub(crate) key_norm: Option<(&'a [f32], f32)>,
+    /// A score for each head that gives nothing.
+    pub(crate) sinks: Option<&'a [f32]>,
+    /// Norm of query heads.
+    pub(crate) query_norm: Option<RowNorm<'a>>,
+    /// Norm of key heads.
+    pub(crate) key_norm: Option<RowNorm<'a>>,
     /// Angles of the rows.
     pub(crate) rotation: &'a Rotation,
     /// The rows' places.
@@ -103,12 +105,9 @@ struct Piece<'a> {
 
 /// Normalises and turns a head, as the architecture asks.
 #[inline(always)]
-fn place_head<S: Simd>(s: S, head: &mut [f32], norm: Option<(&[f32], f32)>, rotation: &Rotation, row: usize) {
-    if let Some((weight, epsilon)) = norm {
-        let factor = rms_factor(s, head, epsilon);
-        for (value, weight) in head.iter_mut().zip(weight) {
-            *value = *value * factor * weight;
-        }
+fn place_head<S: Simd>(s: S, head: &mut [f32], norm: Option<RowNorm<'_>>, rotation: &Rotation, row: usize) {
+    if let Some(norm) = norm {
+        normalise_in_place(s, head, norm);
     }
     let (cos, sin) = rotation.row(row);
     let pairs = cos.len();
@@ -205,10 +204,13 @@ impl Op for AttendPiece<'_> {
                 let start = shape.window.map_or(0, |window| end.saturating_sub(window));
                 *query = Query { row: piece.run.rows()[row], head: piece.head * share + head, start, end };
             }
+            // As many sums at a time as hide the latency of a multiply-add and still fit sixteen registers of half a vector.
             match count {
                 1 => attend::<S, 1, 2>(s, &mut self, [queries[0]]),
                 2 => attend::<S, 2, 2>(s, &mut self, [queries[0], queries[1]]),
                 3 => attend::<S, 3, 1>(s, &mut self, [queries[0], queries[1], queries[2]]),
+                4 => attend::<S, 4, 1>(s, &mut self, [queries[0], queries[1], queries[2], queries[3]]),
+                5 => attend::<S, 5, 1>(s, &mut self, [queries[0], queries[1], queries[2], queries[3], queries[4]]),
                 _ => attend::<S, QUERIES, 1>(s, &mut self, queries),
             }
             first += count;
@@ -228,38 +230,42 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
     let origin = start / PAGE_TOKENS * PAGE_TOKENS;
     let len = (end - origin).next_multiple_of(PAGE_TOKENS);
 
-    scratch.queries.resize(M * key_length, 0.0);
+    // One element of all queries after the other.
+    scratch.queries.resize((M + 1) * key_length, 0.0);
     if scratch.scores.len() < M * len {
         scratch.scores.resize(M * len, 0.0);
     }
-    for (query, to) in queries.iter().zip(scratch.queries.chunks_exact_mut(key_length)) {
-        to.copy_from_slice(&attention.queries[(query.row * shape.heads + query.head) * key_length..][..key_length]);
-        place_head(s, to, attention.query_norm, attention.rotation, query.row);
+    let (placed, one) = scratch.queries.split_at_mut(M * key_length);
+    let (placed, _) = placed.as_chunks_mut::<M>();
+    for (j, query) in queries.iter().enumerate() {
+        one.copy_from_slice(&attention.queries[(query.row * shape.heads + query.head) * key_length..][..key_length]);
+        place_head(s, one, attention.query_norm, attention.rotation, query.row);
+        for (element, placed) in one.iter().zip(placed.iter_mut()) {
+            placed[j] = *element;
+        }
     }
 
-    let mut q = [&scratch.queries[..0]; M];
-    for (j, q) in q.iter_mut().enumerate() {
-        *q = &scratch.queries[j * key_length..][..key_length];
-    }
-    let scale = s.splat(shape.scale);
+    // A query's own position is the last that it sees.
+    let scales = queries.map(|query| s.splat(shape.scale_at(query.end - 1)));
     for base in (0..len).step_by(PAGE_TOKENS) {
         let keys = &all_keys[Pages::key_head(kv, run.page(origin + base), piece.head)];
         let (keys, _) = keys.as_chunks::<PAGE_TOKENS>();
         for first in (0..PAGE_TOKENS / LANES).step_by(W) {
             let mut sums = [[s.splat(0.0); W]; M];
-            for (element, keys) in keys.iter().enumerate() {
+            for (query, keys) in placed.iter().zip(keys) {
                 let (keys, _) = keys.as_chunks::<LANES>();
                 for w in 0..W {
                     let key = s.load_half(&keys[first + w]);
                     for j in 0..M {
-                        sums[j][w] = s.fma(s.splat(q[j][element]), key, sums[j][w]);
+                        sums[j][w] = s.fma(s.splat(query[j]), key, sums[j][w]);
                     }
                 }
             }
             for j in 0..M {
                 let to = &mut scratch.scores[j * len + base + first * LANES..][..W * LANES];
                 for (to, sum) in to.as_chunks_mut::<LANES>().0.iter_mut().zip(sums[j]) {
-                    s.store(s.mul(sum, scale), to);
+                    let score = s.mul(sum, scales[j]);
+                    s.store(shape.softcap.map_or(score, |cap| softcap(s, score, cap)), to);
                 }
             }
         }
@@ -275,7 +281,13 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
         for scores in scores.iter() {
             largest = s.max(largest, s.load(scores));
         }
-        let largest = s.splat(max_lanes(s, largest));
+        let mut largest = s.max_of(largest);
+        let sink = attention.sinks.map(|sinks| sinks[queries[j].head]);
+        if let Some(sink) = sink.filter(|sink| *sink > largest) {
+            largest = sink;
+        }
+        let top = largest;
+        let largest = s.splat(largest);
         let mut sum = s.splat(0.0);
         for scores in scores {
             let exponent = s.sub(s.load(scores), largest);
@@ -283,33 +295,38 @@ fn attend<S: Simd, const M: usize, const W: usize>(s: S, work: &mut AttendPiece<
             sum = s.add(sum, weight);
             s.store(weight, scores);
         }
-        inverse[j] = 1.0 / sum_lanes(s, sum);
+        let mut sum = s.sum_of(sum);
+        if let Some(sink) = sink {
+            let mut lanes = [0.0; LANES];
+            s.store(exp(s, s.splat(sink - top)), &mut lanes);
+            sum += lanes[0];
+        }
+        inverse[j] = 1.0 / sum;
     }
 
-    let mut weights = [&scratch.scores[..0]; M];
+    let mut weights = [&scratch.scores.as_chunks().0[..0]; M];
     for (j, weights) in weights.iter_mut().enumerate() {
-        *weights = &scratch.scores[j * len..][..len];
+        *weights = scratch.scores[j * len..][..len].as_chunks::<PAGE_TOKENS>().0;
     }
     let vectors = Pages::value_stride(kv) / LANES;
     let mut first = 0;
     while first < vectors {
         let mut sums = [[s.splat(0.0); W]; M];
         let width = W.min(vectors - first);
-        let mut position = start;
-        while position < end {
-            let values = &all_values[Pages::value_head(kv, run.page(position), piece.head)];
+        for page in 0..len / PAGE_TOKENS {
+            let values = &all_values[Pages::value_head(kv, run.page(origin + page * PAGE_TOKENS), piece.head)];
             let (values, _) = values.as_chunks::<LANES>();
-            let page_end = end.min((position / PAGE_TOKENS + 1) * PAGE_TOKENS);
-            for (position, values) in (position..page_end).zip(values.chunks_exact(vectors).skip(position % PAGE_TOKENS)) {
+            let weights = weights.map(|weights| &weights[page]);
+            // All of the page: the weight of a position that is not seen is zero.
+            for (slot, values) in (0..PAGE_TOKENS).zip(values.chunks_exact(vectors)) {
                 let values = &values[first..first + width];
                 for (w, value) in values.iter().enumerate().take(W) {
                     let value = s.load_half(value);
                     for j in 0..M {
-                        sums[j][w] = s.fma(s.splat(weights[j][position - origin]), value, sums[j][w]);
+                        sums[j][w] = s.fma(s.splat(weights[j][slot]), value, sums[j][w]);
                     }
                 }
             }
-            position = page_end;
         }
         for j in 0..M {
             for (w, sum) in sums[j].into_iter().enumerate().take(width) {

@@ -1,13 +1,14 @@
 //! Elementary functions and row operations with the same bits on every instruction set.
 
-use super::simd::{LANES, Simd};
+use super::simd::{LANES, Simd, Vector};
+use crate::config::{Activation, NormKind};
 
 /// eˣ, to about one unit in the last place between −87 and 88, and held at those bounds outside.
 ///
 /// The argument is reduced by a multiple of ln 2 held in two parts, then a polynomial of degree six (the coefficients of
 /// Cephes' `expf`) does the rest.
 #[inline(always)]
-pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
+pub(crate) fn exp<V: Vector>(s: V, x: V::F) -> V::F {
     let x = s.max(s.min(x, s.splat(88.0)), s.splat(-87.0));
     let n = s.nearest(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
     let r = s.neg_fma(n, s.splat(0.693_359_4), x);
@@ -22,50 +23,55 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
 
 /// x / (1 + e⁻ˢˣ) with s the `slope`.
 #[inline(always)]
-fn gate<S: Simd>(s: S, x: S::F, slope_x: S::F) -> S::F {
+fn gate<V: Vector>(s: V, x: V::F, slope_x: V::F) -> V::F {
     let e = exp(s, s.sub(s.splat(0.0), slope_x));
     s.div(x, s.add(s.splat(1.0), e))
 }
 
 /// The sigmoid-weighted unit, x · σ(x).
 #[inline(always)]
-pub(crate) fn silu<S: Simd>(s: S, x: S::F) -> S::F {
+pub(crate) fn silu<V: Vector>(s: V, x: V::F) -> V::F {
     gate(s, x, x)
 }
 
 /// The Gaussian error unit in its tanh form: ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), which is x·σ of twice the
 /// tanh's argument.
 #[inline(always)]
-pub(crate) fn gelu<S: Simd>(s: S, x: S::F) -> S::F {
+pub(crate) fn gelu<V: Vector>(s: V, x: V::F) -> V::F {
     let cube = s.mul(s.mul(x, x), x);
     let inner = s.fma(cube, s.splat(0.044_715), x);
     gate(s, x, s.mul(inner, s.splat(2.0 * 0.797_884_6)))
 }
 
-/// The lanes' sum, as a balanced tree.
+/// What an activation makes of a gate and of what it opens; of the gate alone if that is all.
 #[inline(always)]
-pub(crate) fn sum_lanes<S: Simd>(s: S, value: S::F) -> f32 {
-    let mut lanes = [0.0; LANES];
-    s.store(value, &mut lanes);
-    for width in [8, 4, 2, 1] {
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
+pub(crate) fn activate<V: Vector>(s: V, activation: Activation, x: V::F, up: Option<V::F>) -> V::F {
+    let (open, up) = match activation {
+        Activation::Silu => (silu(s, x), up),
+        Activation::GeluTanh => (gelu(s, x), up),
+        Activation::ReluSquared => {
+            let positive = s.max(x, s.splat(0.0));
+            (s.mul(positive, positive), up)
         }
+        Activation::ClampedSilu => {
+            let x = s.min(x, s.splat(7.0));
+            let up = up.map(|up| s.add(s.min(s.max(up, s.splat(-7.0)), s.splat(7.0)), s.splat(1.0)));
+            (gate(s, x, s.mul(x, s.splat(1.702))), up)
+        }
+    };
+    match up {
+        Some(up) => s.mul(open, up),
+        None => open,
     }
-    lanes[0]
 }
 
-/// The lanes' maximum.
+/// `cap · tanh(x / cap)`.
 #[inline(always)]
-pub(crate) fn max_lanes<S: Simd>(s: S, value: S::F) -> f32 {
-    let mut lanes = [0.0; LANES];
-    s.store(value, &mut lanes);
-    for width in [8, 4, 2, 1] {
-        for i in 0..width {
-            lanes[i] = if lanes[i] > lanes[i + width] { lanes[i] } else { lanes[i + width] };
-        }
-    }
-    lanes[0]
+pub(crate) fn softcap<V: Vector>(s: V, x: V::F, cap: f32) -> V::F {
+    // tanh y = 1 − 2 / (1 + e²ʸ)
+    let e = exp(s, s.mul(x, s.splat(2.0 / cap)));
+    let tanh = s.sub(s.splat(1.0), s.div(s.splat(2.0), s.add(s.splat(1.0), e)));
+    s.mul(tanh, s.splat(cap))
 }
 
 /// Up to sixteen values, with zeros after them.
@@ -89,7 +95,7 @@ pub(crate) fn rms_factor<S: Simd>(s: S, row: &[f32], epsilon: f32) -> f32 {
         let v = s.load(&padded(rest));
         squares = s.fma(v, v, squares);
     }
-    1.0 / (sum_lanes(s, squares) / row.len() as f32 + epsilon).sqrt()
+    1.0 / (s.sum_of(squares) / row.len() as f32 + epsilon).sqrt()
 }
 
 /// Writes `row` normalised and weighted to the front of `out`, which may be longer.
@@ -106,6 +112,48 @@ pub(crate) fn rms_norm<S: Simd>(s: S, row: &[f32], weight: &[f32], epsilon: f32,
     }
     for ((row, weight), out) in row_rest.iter().zip(weight_rest).zip(out_rest) {
         *out = row * factor * weight;
+    }
+}
+
+/// A norm's numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowNorm<'a> {
+    /// How rows are normalised.
+    pub(crate) kind: NormKind,
+    /// Multiplies normalised elements.
+    pub(crate) weight: &'a [f32],
+    /// Is added then.
+    pub(crate) bias: Option<&'a [f32]>,
+    /// Is added to the mean of squares.
+    pub(crate) epsilon: f32,
+}
+
+/// Writes `row` normalised to the front of `out`, which may be longer.
+#[inline(always)]
+pub(crate) fn normalise<S: Simd>(s: S, row: &[f32], norm: RowNorm<'_>, out: &mut [f32]) {
+    let out = &mut out[..row.len()];
+    if let (NormKind::RootMeanSquare, None) = (norm.kind, norm.bias) {
+        return rms_norm(s, row, norm.weight, norm.epsilon, out);
+    }
+    out.copy_from_slice(row);
+    normalise_in_place(s, out, norm);
+}
+
+/// The same where the row is.
+#[inline(always)]
+pub(crate) fn normalise_in_place<S: Simd>(s: S, row: &mut [f32], norm: RowNorm<'_>) {
+    if norm.kind == NormKind::Layer {
+        let mut sum = s.splat(0.0);
+        for chunk in row.chunks(LANES) {
+            sum = s.add(sum, s.load(&padded(chunk)));
+        }
+        let mean = s.sum_of(sum) / row.len() as f32;
+        row.iter_mut().for_each(|value| *value -= mean);
+    }
+    let factor = rms_factor(s, row, norm.epsilon);
+    row.iter_mut().zip(norm.weight).for_each(|(value, weight)| *value = *value * factor * weight);
+    if let Some(bias) = norm.bias {
+        row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
     }
 }
 

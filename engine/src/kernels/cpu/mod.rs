@@ -3,7 +3,11 @@
 
 mod activations;
 mod attention;
+mod buffers;
+mod experts;
+mod latent;
 mod math;
+mod memory;
 mod multiply;
 mod packed;
 mod pages;
@@ -23,11 +27,15 @@ use burn::tensor::TensorData;
 use burn_flex::{Flex, FlexDevice, FlexTensor};
 use std::borrow::Cow;
 
-use super::{AttentionShape, Batch, Gate, Kernels, KvLayer, KvShape, LayerError, Linear, Matrix, Norm, Rotation};
+use super::{
+    AttentionShape, Batch, Experts, Gate, HeadWeights, Kernels, KvLayer, KvShape, Latent, LayerError, Linear, LogitsFinish, Matrix, Norm,
+    Residual, Rotation,
+};
+use crate::config::{Activation, NormKind};
 use crate::device::DeviceError;
 use crate::gguf::TensorView;
 use attention::Attention;
-use math::rms_norm;
+use math::{RowNorm, normalise};
 use multiply::{Finish, Product, each_share, multiply};
 use pool::Parts;
 use simd::{LANES, Op, Simd};
@@ -51,23 +59,81 @@ fn bias(linear: &Linear<Flex>) -> Option<Cow<'_, [f32]>> {
 }
 
 struct Normed<'a> {
+    kind: NormKind,
     weight: Cow<'a, [f32]>,
+    bias: Option<Cow<'a, [f32]>>,
     epsilon: f32,
 }
 
 impl<'a> Normed<'a> {
     fn new(norm: &'a Norm<Flex>) -> Self {
-        Self { weight: elements(&norm.weight), epsilon: norm.epsilon }
+        Self { kind: norm.kind, weight: elements(&norm.weight), bias: norm.bias.as_ref().map(elements), epsilon: norm.epsilon }
     }
 
-    fn parts(&self) -> (&[f32], f32) {
-        (&self.weight, self.epsilon)
+    fn row(&self) -> RowNorm<'_> {
+        RowNorm { kind: self.kind, weight: &self.weight, bias: self.bias.as_deref(), epsilon: self.epsilon }
     }
 }
 
+/// The matrices and biases of a gate.
+struct OpenGate<'a> {
+    gate: Option<(&'a PackedMatrix, Option<Cow<'a, [f32]>>)>,
+    up: (&'a PackedMatrix, Option<Cow<'a, [f32]>>),
+    activation: Activation,
+}
+
+impl<'a> OpenGate<'a> {
+    /// A gate whose matrices are packed.
+    fn new(gate: &'a Gate<Flex>) -> Option<Self> {
+        let packed = |linear: &'a Linear<Flex>| Some((linear.matrix.as_packed()?, bias(linear)));
+        let open = match &gate.gate {
+            Some(linear) => Some(packed(linear)?),
+            None => None,
+        };
+        Some(Self { gate: open, up: packed(&gate.up)?, activation: gate.activation })
+    }
+
+    /// The matrices, for [`Workspace::prepare`].
+    fn matrices(&self) -> Vec<&'a PackedMatrix> {
+        self.gate.iter().map(|(matrix, _)| *matrix).chain([self.up.0]).collect()
+    }
+
+    /// The product with prepared rows, of which `rows` are taken.
+    fn product<'b>(&'b self, rows: Option<std::ops::Range<usize>>, out: Parts<'b, f32>) -> Product<'b> {
+        let (up, up_bias) = (self.up.0, self.up.1.as_deref());
+        match &self.gate {
+            Some((gate, bias)) => {
+                Product { matrix: gate, bias: bias.as_deref(), finish: Finish::Gate(self.activation, up, up_bias), rows, out }
+            }
+            None => Product { matrix: up, bias: up_bias, finish: Finish::Activate(self.activation), rows, out },
+        }
+    }
+}
+
+/// Rows as they are to be written to: alone in their memory, one after the other.
+fn owned(rows: FlexTensor) -> FlexTensor {
+    let alone = rows.as_slice::<f32>().is_some_and(|all| all.len() == rows.storage::<f32>().len());
+    if alone { rows } else { rows.to_contiguous() }
+}
+
+/// Adds rows of `columns` elements to the residual's, normalised and scaled as it says.
+fn add_rows(work: &mut Workspace, products: &[f32], columns: usize, residual: Residual<'_, Flex>) -> FlexTensor {
+    let mut rows = owned(residual.rows);
+    let norm = residual.norm.map(Normed::new);
+    let (isa, scale, count) = (work.isa, residual.scale, products.len() / columns);
+    let to = Parts::new(rows.storage_mut::<f32>());
+    each_share(&mut work.pool, count, count > 8, |mine| {
+        let range = mine.start * columns..mine.end * columns;
+        // SAFETY: shares of rows are disjoint.
+        let to = unsafe { to.part(range.clone()) };
+        isa.run(AddRows { rows: &products[range], columns, norm: norm.as_ref().map(Normed::row), scale, to });
+    });
+    rows
+}
+
 impl Kernels for Flex {
-    fn matrix(_device: &FlexDevice, view: &TensorView<'_>) -> Result<Matrix<Self>, LayerError> {
-        let packed = PackedMatrix::pack(view.block, view.rows(), view.row_len(), view.bytes);
+    fn matrix(work: &mut Workspace, _device: &FlexDevice, view: &TensorView<'_>) -> Result<Matrix<Self>, LayerError> {
+        let packed = PackedMatrix::pack(&mut work.memory, view.block, view.rows(), view.row_len(), view.bytes);
         packed.map(Matrix::packed).map_err(|error| LayerError { tensor: view.name.to_owned(), problem: error.to_string() })
     }
 
@@ -98,107 +164,129 @@ impl Kernels for Flex {
         tensor(out, columns)
     }
 
-    fn project(work: &mut Workspace, x: &FlexTensor, norm: &Norm<Self>, linears: [&Linear<Self>; 3]) -> [FlexTensor; 3] {
+    fn project(work: &mut Workspace, x: &FlexTensor, norm: Option<&Norm<Self>>, linears: [&Linear<Self>; 3]) -> [FlexTensor; 3] {
         let [Some(queries), Some(keys), Some(values)] = linears.map(|linear| linear.matrix.as_packed()) else {
             return super::plain::project::<Self>(x, norm, linears);
         };
         let matrices = [queries, keys, values];
-        let (x, norm) = (elements(x), Normed::new(norm));
-        work.prepare(&x, Some(norm.parts()), &matrices);
+        let (x, norm) = (elements(x), norm.map(Normed::new));
+        work.prepare(&x, norm.as_ref().map(Normed::row), &matrices);
         let rows = x.len() / queries.columns();
-        let mut outs = matrices.map(|matrix| vec![0.0; rows * matrix.rows()]);
+        let mut outs = matrices.map(|matrix| work.buffers.take(rows, matrix.rows()));
         let biases = linears.map(bias);
-        let [q, k, v] = outs.each_mut().map(|out| Parts::new(out));
+        let [q, k, v] = outs.each_mut().map(|out| Parts::new(out.storage_mut::<f32>()));
         let [q_bias, k_bias, v_bias] = biases.each_ref().map(Option::as_deref);
-        let products = [
-            Product { matrix: queries, bias: q_bias, finish: Finish::Set, out: q },
-            Product { matrix: keys, bias: k_bias, finish: Finish::Set, out: k },
-            Product { matrix: values, bias: v_bias, finish: Finish::Set, out: v },
-        ];
+        let products = [(queries, q_bias, q), (keys, k_bias, k), (values, v_bias, v)].map(|(matrix, bias, out)| Product {
+            matrix,
+            bias,
+            finish: Finish::Set,
+            rows: None,
+            out,
+        });
         multiply(&mut work.pool, work.isa, &work.prepared, &products);
-        let [q, k, v] = outs;
-        [tensor(q, queries.rows()), tensor(k, keys.rows()), tensor(v, values.rows())]
+        outs.map(|out| work.buffers.give(out))
+    }
+
+    fn project_latent(work: &mut Workspace, x: &FlexTensor, norm: Option<&Norm<Self>>, latent: &Latent<Self>) -> [FlexTensor; 3] {
+        match latent::PackedLatent::new(latent) {
+            Some(packed) => packed.project(work, x, norm),
+            None => super::plain::project_latent::<Self>(x, norm, latent),
+        }
+    }
+
+    fn expand_latent(work: &mut Workspace, attended: &FlexTensor, latent: &Latent<Self>) -> FlexTensor {
+        match latent::PackedLatent::new(latent) {
+            Some(packed) => packed.expand(work, attended),
+            None => super::plain::expand_latent::<Self>(attended, latent),
+        }
     }
 
     fn attend(
         work: &mut Workspace,
         [queries, keys, values]: [&FlexTensor; 3],
         shape: &AttentionShape,
-        norms: [Option<&Norm<Self>>; 2],
+        weights: &HeadWeights<Self>,
         rotation: &Rotation,
         batch: &Batch,
         kv: &mut KvLayer<Self>,
     ) -> FlexTensor {
         let Some(pages) = kv.as_paged() else {
-            return super::plain::attend::<Self>([queries, keys, values], shape, norms, rotation, batch, kv);
+            return super::plain::attend::<Self>([queries, keys, values], shape, weights, rotation, batch, kv);
         };
-        let norms = norms.map(|norm| norm.map(Normed::new));
+        let key_length = pages.shape().key_length;
+        let norms = [&weights.query_norm, &weights.key_norm].map(|norm| norm.as_ref().map(Normed::new));
+        let (mut queries, mut keys) = (elements(queries), elements(keys));
+        let [query_norm, key_norm] = norms.each_ref().map(|norm| norm.as_ref().map(Normed::row));
+        let of_head = |norm: &RowNorm<'_>| norm.weight.len() == key_length;
+        // Norms of whole rows are taken here, those of heads where the heads are.
+        for (rows, norm) in [(&mut queries, query_norm), (&mut keys, key_norm)] {
+            if let Some(norm) = norm.filter(|norm| !of_head(norm)) {
+                *rows = Cow::Owned(work.normalised(rows, norm));
+            }
+        }
+        let sinks = weights.sinks.as_ref().map(elements);
         let width = shape.heads * pages.shape().value_length;
-        let mut out = vec![0.0; batch.positions().len() * width];
+        let mut out = work.buffers.take(batch.positions().len(), width);
         let attention = Attention {
             shape,
-            query_norm: norms[0].as_ref().map(Normed::parts),
-            key_norm: norms[1].as_ref().map(Normed::parts),
+            sinks: sinks.as_deref(),
+            query_norm: query_norm.filter(of_head),
+            key_norm: key_norm.filter(of_head),
             rotation,
             batch,
-            queries: &elements(queries),
-            keys: &elements(keys),
+            queries: &queries,
+            keys: &keys,
             values: &elements(values),
         };
-        attention.run(&mut work.pool, work.isa, &mut work.scratch, pages, &mut out);
-        tensor(out, width)
+        attention.run(&mut work.pool, work.isa, &mut work.scratch, pages, out.storage_mut::<f32>());
+        work.buffers.give(out)
     }
 
-    fn project_add(
-        work: &mut Workspace,
-        input: &FlexTensor,
-        linear: &Linear<Self>,
-        post: Option<&Norm<Self>>,
-        residual: FlexTensor,
-    ) -> FlexTensor {
+    fn project_add(work: &mut Workspace, input: &FlexTensor, linear: &Linear<Self>, residual: Residual<'_, Self>) -> FlexTensor {
         let Some(matrix) = linear.matrix.as_packed() else {
-            return super::plain::project_add::<Self>(input, linear, post, residual);
+            return super::plain::project_add::<Self>(input, linear, residual);
         };
         work.prepare(&elements(input), None, &[matrix]);
         let bias = bias(linear);
-        let mut residual = if residual.as_slice::<f32>().is_some_and(|all| all.len() == residual.storage::<f32>().len()) {
-            residual
-        } else {
-            residual.to_contiguous()
-        };
-        let to = residual.storage_mut::<f32>();
-        match post {
-            None => {
-                let product = Product { matrix, bias: bias.as_deref(), finish: Finish::Add, out: Parts::new(to) };
-                multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
-            }
-            Some(norm) => {
-                let mut out = vec![0.0; to.len()];
-                let product = Product { matrix, bias: bias.as_deref(), finish: Finish::Set, out: Parts::new(&mut out) };
-                multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
-                let (norm, columns, isa) = (Normed::new(norm), matrix.rows(), work.isa);
-                let to = Parts::new(to);
-                let rows = out.len() / columns;
-                each_share(&mut work.pool, rows, rows > 8, |mine| {
-                    let range = mine.start * columns..mine.end * columns;
-                    // SAFETY: shares of rows are disjoint.
-                    isa.run(AddNormed { rows: &out[range.clone()], columns, norm: norm.parts(), to: unsafe { to.part(range) } });
-                });
-            }
+        if residual.norm.is_none() {
+            let mut rows = owned(residual.rows);
+            let (finish, out) = (Finish::Add(residual.scale), Parts::new(rows.storage_mut::<f32>()));
+            let product = Product { matrix, bias: bias.as_deref(), finish, rows: None, out };
+            multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
+            return rows;
         }
-        residual
+        let mut out = work.buffers.take(elements(input).len() / matrix.columns(), matrix.rows());
+        let to = Parts::new(out.storage_mut::<f32>());
+        let product = Product { matrix, bias: bias.as_deref(), finish: Finish::Set, rows: None, out: to };
+        multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
+        let out = work.buffers.give(out);
+        add_rows(work, out.storage::<f32>(), matrix.rows(), residual)
     }
 
-    fn gated(work: &mut Workspace, x: &FlexTensor, norm: &Norm<Self>, gate: &Gate<Self>) -> FlexTensor {
-        let (Some(matrix), Some(up)) = (gate.gate.as_packed(), gate.up.as_packed()) else {
+    fn gated(work: &mut Workspace, x: &FlexTensor, norm: Option<&Norm<Self>>, gate: &Gate<Self>) -> FlexTensor {
+        let Some(open) = OpenGate::new(gate) else {
             return super::plain::gated::<Self>(x, norm, gate);
         };
-        let (x, norm) = (elements(x), Normed::new(norm));
-        work.prepare(&x, Some(norm.parts()), &[matrix, up]);
-        let mut out = vec![0.0; x.len() / matrix.columns() * matrix.rows()];
-        let product = Product { matrix, bias: None, finish: Finish::Gate(gate.activation, up), out: Parts::new(&mut out) };
+        let (x, norm) = (elements(x), norm.map(Normed::new));
+        work.prepare(&x, norm.as_ref().map(Normed::row), &open.matrices());
+        let up = open.up.0;
+        let mut out = work.buffers.take(x.len() / up.columns(), up.rows());
+        let product = open.product(None, Parts::new(out.storage_mut::<f32>()));
         multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
-        tensor(out, matrix.rows())
+        work.buffers.give(out)
+    }
+
+    fn experts(
+        work: &mut Workspace,
+        x: &FlexTensor,
+        norm: Option<&Norm<Self>>,
+        experts: &Experts<Self>,
+        residual: Residual<'_, Self>,
+    ) -> FlexTensor {
+        match experts::PackedExperts::new(experts) {
+            Some(packed) => packed.run(work, x, norm, residual),
+            None => super::plain::experts::<Self>(x, norm, experts, residual),
+        }
     }
 
     fn logits(
@@ -207,23 +295,23 @@ impl Kernels for Flex {
         sampled: &[usize],
         norm: &Norm<Self>,
         head: &Matrix<Self>,
-        softcap: Option<f32>,
+        finish: &LogitsFinish,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
-        let Some(matrix) = head.as_packed() else { return super::plain::logits::<Self>(x, sampled, norm, head, softcap, out) };
+        let Some(matrix) = head.as_packed() else { return super::plain::logits::<Self>(x, sampled, norm, head, finish, out) };
         let (x, norm) = (elements(x), Normed::new(norm));
         let columns = matrix.columns();
         let rows: Vec<f32> = sampled.iter().flat_map(|&row| &x[row * columns..(row + 1) * columns]).copied().collect();
-        work.prepare(&rows, Some(norm.parts()), &[matrix]);
-        let product = Product { matrix, bias: None, finish: Finish::Set, out: Parts::new(out) };
+        work.prepare(&rows, Some(norm.row()), &[matrix]);
+        let product = Product { matrix, bias: None, finish: Finish::Set, rows: None, out: Parts::new(out) };
         multiply(&mut work.pool, work.isa, &work.prepared, &[product]);
-        if let Some(cap) = softcap {
+        if finish.scale != 1.0 || finish.softcap.is_some() {
             let isa = work.isa;
             let len = out.len();
             let parts = Parts::new(out);
             each_share(&mut work.pool, len, true, |mine| {
                 // SAFETY: shares are disjoint.
-                isa.run(Softcap { values: unsafe { parts.part(mine) }, cap });
+                isa.run(FinishLogits { values: unsafe { parts.part(mine) }, finish });
             });
         }
         Ok(())
@@ -235,53 +323,55 @@ impl Kernels for Flex {
     }
 }
 
-/// `to += norm(row) · weight` for each row.
-struct AddNormed<'a> {
+/// `to += scale · norm(row)` for each row.
+struct AddRows<'a> {
     rows: &'a [f32],
     columns: usize,
-    norm: (&'a [f32], f32),
+    norm: Option<RowNorm<'a>>,
+    scale: f32,
     to: &'a mut [f32],
 }
 
-impl Op for AddNormed<'_> {
+impl Op for AddRows<'_> {
     type Output = ();
 
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         let mut normed = vec![0.0; self.columns];
         for (row, to) in self.rows.chunks_exact(self.columns).zip(self.to.chunks_exact_mut(self.columns)) {
-            rms_norm(s, row, self.norm.0, self.norm.1, &mut normed);
+            match self.norm {
+                Some(norm) => normalise(s, row, norm, &mut normed),
+                None => normed.copy_from_slice(row),
+            }
             for (to, value) in to.iter_mut().zip(&normed) {
-                *to += value;
+                *to += value * self.scale;
             }
         }
     }
 }
 
-/// `cap · tanh(value / cap)`.
-struct Softcap<'a> {
+/// Scales and bounds logits.
+struct FinishLogits<'a> {
     values: &'a mut [f32],
-    cap: f32,
+    finish: &'a LogitsFinish,
 }
 
-impl Op for Softcap<'_> {
+impl Op for FinishLogits<'_> {
     type Output = ();
 
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         let (chunks, rest) = self.values.as_chunks_mut::<LANES>();
-        let capped = |v: S::F| {
-            // tanh y = 1 − 2 / (1 + e²ʸ)
-            let e = math::exp(s, s.mul(v, s.splat(2.0 / self.cap)));
-            let tanh = s.sub(s.splat(1.0), s.div(s.splat(2.0), s.add(s.splat(1.0), e)));
-            s.mul(tanh, s.splat(self.cap))
+        let finished = |v: S::F| {
+            let v = s.mul(v, s.splat(self.finish.scale));
+            self.finish.softcap.map_or(v, |cap| math::softcap(s, v, cap))
         };
         for chunk in chunks {
             let v = s.load(chunk);
-            s.store(capped(v), chunk);
+            s.store(finished(v), chunk);
         }
         let mut last = [0.0; LANES];
-        s.store(capped(s.load(&math::padded(rest))), &mut last);
+        s.store(finished(s.load(&math::padded(rest))), &mut last);
         rest.copy_from_slice(&last[..rest.len()]);
     }
 }

@@ -38,7 +38,7 @@ pub fn measure(threads: usize, now: &dyn Fn() -> Duration) -> std::io::Result<Sp
     // Scales of one and a pattern of digits: the time does not depend on the values.
     let block = [&[0x00, 0x3c][..], &[0x5a; 16][..]].concat();
     let weights: Vec<u8> = block.iter().copied().cycle().take(bytes).collect();
-    let Ok(matrix) = PackedMatrix::pack(BlockType::Q4_0, ROWS, COLUMNS, &weights) else {
+    let Ok(matrix) = PackedMatrix::pack(&mut workspace.memory, BlockType::Q4_0, ROWS, COLUMNS, &weights) else {
         unreachable!("the shape is a constant that fits")
     };
     drop(weights);
@@ -49,7 +49,7 @@ pub fn measure(threads: usize, now: &dyn Fn() -> Duration) -> std::io::Result<Sp
         for _ in 0..TIMES {
             let begin = now();
             workspace.prepare(&x, None, &[&matrix]);
-            let product = Product { matrix: &matrix, bias: None, finish: Finish::Set, out: Parts::new(&mut out) };
+            let product = Product { matrix: &matrix, bias: None, finish: Finish::Set, rows: None, out: Parts::new(&mut out) };
             multiply(&mut workspace.pool, workspace.isa, &workspace.prepared, &[product]);
             *best = best.min(now().saturating_sub(begin).as_secs_f64().max(1e-9));
         }

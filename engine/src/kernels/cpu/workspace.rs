@@ -1,18 +1,24 @@
 //! What kernels work with besides their arguments: threads, an instruction set, memory that is kept.
 
 use super::attention::Scratch;
-use super::multiply::Prepared;
+use super::buffers::Buffers;
+use super::math::{RowNorm, normalise};
+use super::memory::Memory;
+use super::multiply::{Prepared, Rows, each_share};
 use super::packed::PackedMatrix;
-use super::pool::Pool;
-use super::simd::Isa;
+use super::pool::{Parts, Pool};
+use super::simd::{Isa, Op, Simd};
 
 /// Threads, instruction set and scratch memory of a stage's host side, and what it has copied to a device for the current step.
 pub struct Workspace {
     pub(super) pool: Pool,
     pub(super) isa: Isa,
+    /// Where the stage's weights are put.
+    pub(super) memory: Memory,
     pub(super) prepared: Prepared,
+    pub(super) buffers: Buffers,
     pub(super) scratch: Vec<Scratch>,
-    /// Of devices other than the host's processor.
+    /// What is copied to devices other than the host's processor.
     #[cfg(gpu)]
     pub(in crate::kernels) steps: crate::kernels::gpu::Steps,
 }
@@ -31,7 +37,9 @@ impl Workspace {
         Ok(Self {
             pool: Pool::new(threads)?,
             isa,
+            memory: Memory::default(),
             prepared: Prepared::default(),
+            buffers: Buffers::default(),
             scratch: Vec::new(),
             #[cfg(gpu)]
             steps: crate::kernels::gpu::Steps::default(),
@@ -43,12 +51,56 @@ impl Workspace {
         self.isa.name()
     }
 
+    /// Rows normalised, each as long as the norm.
+    pub(super) fn normalised(&mut self, x: &[f32], norm: RowNorm<'_>) -> Vec<f32> {
+        let columns = norm.weight.len();
+        let mut out = vec![0.0; x.len()];
+        let parts = Parts::new(&mut out);
+        let (isa, rows) = (self.isa, x.len() / columns);
+        each_share(&mut self.pool, rows, rows > 8, |mine| {
+            let range = mine.start * columns..mine.end * columns;
+            // SAFETY: shares of rows are disjoint.
+            isa.run(Normalise { x: &x[range.clone()], norm, out: unsafe { parts.part(range) } });
+        });
+        out
+    }
+
     /// Makes rows ready for all of `matrices`, which have the same number of columns.
-    pub(super) fn prepare(&mut self, x: &[f32], norm: Option<(&[f32], f32)>, matrices: &[&PackedMatrix]) {
+    pub(super) fn prepare(&mut self, x: &[f32], norm: Option<RowNorm<'_>>, matrices: &[&PackedMatrix]) {
+        let columns = matrices.first().map_or(1, |matrix| matrix.columns());
+        self.prepare_runs(x, norm, matrices, std::slice::from_ref(&(0..x.len() / columns)));
+    }
+
+    /// The same for products that take one of these runs of rows each; the runs follow each other.
+    pub(super) fn prepare_runs(
+        &mut self,
+        x: &[f32],
+        norm: Option<RowNorm<'_>>,
+        matrices: &[&PackedMatrix],
+        runs: &[std::ops::Range<usize>],
+    ) {
         let columns = matrices.first().map_or(1, |matrix| matrix.columns());
         let in_blocks = matrices.iter().any(|matrix| matrix.takes_blocks());
         let as_floats = matrices.iter().any(|matrix| !matrix.takes_blocks());
-        self.prepared.fill(&mut self.pool, self.isa, x, columns, norm, (in_blocks, as_floats));
+        self.prepared.fill(&mut self.pool, self.isa, &Rows { x, columns, norm, runs }, (in_blocks, as_floats));
+    }
+}
+
+struct Normalise<'a> {
+    x: &'a [f32],
+    norm: RowNorm<'a>,
+    out: &'a mut [f32],
+}
+
+impl Op for Normalise<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let columns = self.norm.weight.len();
+        for (row, out) in self.x.chunks_exact(columns).zip(self.out.chunks_exact_mut(columns)) {
+            normalise(s, row, self.norm, out);
+        }
     }
 }
 

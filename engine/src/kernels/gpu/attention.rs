@@ -7,6 +7,7 @@
 
 use cubecl::prelude::*;
 
+use super::product::tanh;
 use super::words::{float_to_half, half_to_float};
 use crate::kernels::PAGE_TOKENS;
 
@@ -43,6 +44,10 @@ pub(super) struct Shape {
     pub(super) heads: usize,
     /// Key and value heads.
     pub(super) kv_heads: usize,
+    /// Whether scores are capped.
+    pub(super) capped: bool,
+    /// Whether each head has a score that takes its share and gives nothing.
+    pub(super) sinks: bool,
 }
 
 impl Shape {
@@ -202,7 +207,7 @@ pub(super) fn store(
 }
 
 /// Normalises and turns queries, and attends. A cube takes one head of one row. `rows` is the table of rows, and after it come the
-/// pages of all sequences.
+/// pages of all sequences. Scores are multiplied with `scale · (1 + growth · ln(1 + ⌊position / every⌋))`.
 #[cube(launch_unchecked)]
 pub(super) fn attend(
     queries: &[f32],
@@ -211,9 +216,13 @@ pub(super) fn attend(
     key_cache: &[u32],
     value_cache: &[u32],
     rows: &[u32],
+    sinks: &[f32],
     out: &mut [f32],
     epsilon: f32,
     scale: f32,
+    growth: f32,
+    every: u32,
+    cap: f32,
     window: u32,
     #[comptime] shape: Shape,
 ) {
@@ -239,6 +248,7 @@ pub(super) fn attend(
 
     let now = rows[row * comptime!(ROW_WORDS)];
     let pages = rows[row * comptime!(ROW_WORDS) + 1] as usize;
+    let scale = scale * (f32::new(1.0) + growth * (f32::new(1.0) + f32::cast_from(now / every)).ln());
     let first = now + 1u32 - min(now + 1u32, window);
     let mut largest = f32::new(comptime!(LEAST));
     let mut total = f32::new(0.0);
@@ -259,6 +269,9 @@ pub(super) fn attend(
                 product += half_to_float(bits >> 16u32) * query[word * 2 + 1];
             }
             score = product * scale;
+            if comptime!(shape.capped) {
+                score = cap * tanh(score / cap);
+            }
         }
         let new = max(largest, largest_of(&mut shared, score));
         let weight = select(seen, (score - new).exp(), f32::new(0.0));
@@ -286,14 +299,22 @@ pub(super) fn attend(
         sync_cube();
         page += 1u32;
     }
+    // What was summed, as a share of all.
+    let mut share = f32::new(1.0) / total;
+    if comptime!(shape.sinks) {
+        let sink = sinks[head];
+        let new = max(largest, sink);
+        let kept = (largest - new).exp();
+        share = kept / (total * kept + (sink - new).exp());
+    }
     let to = (row * comptime!(shape.heads) + head) * value_length;
     #[unroll]
     for i in 0..mine {
         let word = unit + i * comptime!(UNITS);
         if word < value_words {
-            out[to + word * 2] = sums[i * 2] / total;
+            out[to + word * 2] = sums[i * 2] * share;
             if word * 2 + 1 < value_length {
-                out[to + word * 2 + 1] = sums[i * 2 + 1] / total;
+                out[to + word * 2 + 1] = sums[i * 2 + 1] * share;
             }
         }
     }

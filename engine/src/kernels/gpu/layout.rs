@@ -14,10 +14,17 @@
 //! | Q4_K | 4 | – | 0 | two halves for 256 columns, then a byte of scale and one of minimum for each 32 |
 //! | Q5_K | 4 | 1 | 0 | the same |
 //! | Q6_K | 4 | 2 | 32 | a half for 256 columns, then a signed byte of scale for each 16 |
+//! | Q2_K | 4 | – | 0 | two halves for 256 columns, then a nibble of scale and one of minimum for each 16 |
+//! | IQ4_NL | 4 | – | level | a half for 32 columns |
+//! | MXFP4 | 4 | – | level | the upper half of a float for 32 columns |
+//! | others of few levels | 4 | – | level | as Q6_K |
 //!
-//! *Less* is what is taken off a quant to get its integer: quants are stored without a sign. Plain numbers fill words in their order.
+//! *Less* is what is taken off a quant to get its integer: quants are stored without a sign. Where it says *level*, the quant is the place
+//! of one of sixteen levels instead ([`quant`](crate::quant)'s `levels`). Plain numbers fill words in their order.
 
-use crate::quant::BlockType;
+use half::{bf16, f16};
+
+use crate::quant::{self, BlockType, Coded};
 
 /// Columns that a unit of a kernel takes at once.
 pub(super) const OCTET: usize = 8;
@@ -40,6 +47,13 @@ pub(super) enum Kind {
         /// What is taken off each.
         less: u32,
     },
+    /// Places of levels, four bits each.
+    Levels {
+        /// The levels, signed bytes, four to a word.
+        levels: [u32; 4],
+        /// Scales are divided by two so often.
+        halvings: u32,
+    },
 }
 
 /// What quants are multiplied with.
@@ -49,12 +63,16 @@ pub(super) enum Scales {
     One,
     /// A half-precision scale for 32 columns, two to a word.
     Half,
+    /// The upper half of a single-precision scale for 32 columns, two to a word.
+    Brain,
     /// A scale and a minimum for 32 columns, in one word.
     Pair,
     /// For 256 columns a word of scale and minimum, and four words with a byte of scale and one of minimum for each 32.
     Super,
     /// For 256 columns a word with a scale, and four words with a signed byte of scale for each 16.
     Signed,
+    /// For 256 columns a word of scale and minimum, and four words with a nibble of scale and one of minimum for each 16.
+    Nibbles,
 }
 
 /// How a matrix's rows lie in words.
@@ -84,7 +102,20 @@ impl Layout {
             BlockType::Q4_K => (quants(4, 0, 0), Scales::Super),
             BlockType::Q5_K => (quants(4, 1, 0), Scales::Super),
             BlockType::Q6_K => (quants(4, 2, 32), Scales::Signed),
-            _ => return None,
+            BlockType::Q2_K => (quants(4, 0, 0), Scales::Nibbles),
+            other => {
+                let levels = quant::levels(other)?;
+                let mut words = [0; 4];
+                for (word, levels) in words.iter_mut().zip(levels.as_chunks::<4>().0) {
+                    *word = u32::from_le_bytes(levels.map(|level| level as u8));
+                }
+                let scales = match other {
+                    BlockType::IQ4_NL => Scales::Half,
+                    BlockType::MXFP4 => Scales::Brain,
+                    _ => Scales::Signed,
+                };
+                (Kind::Levels { levels: words, halvings: halvings(other) }, scales)
+            }
         };
         Some(Self { kind, scales, columns })
     }
@@ -101,7 +132,15 @@ impl Layout {
 
     /// Whether there are minimums.
     pub(super) fn has_minimums(&self) -> bool {
-        matches!(self.scales, Scales::Pair | Scales::Super)
+        matches!(self.scales, Scales::Pair | Scales::Super | Scales::Nibbles)
+    }
+
+    /// How often scales are divided by two.
+    pub(super) fn halvings(&self) -> u32 {
+        match self.kind {
+            Kind::Levels { halvings, .. } => halvings,
+            _ => 0,
+        }
     }
 
     /// Words of the plane of low bits, or of plain numbers.
@@ -110,6 +149,7 @@ impl Layout {
             Kind::Single => self.octets() * OCTET,
             Kind::Half | Kind::Brain => self.octets() * OCTET / 2,
             Kind::Quants { low, .. } => self.columns * low / 32,
+            Kind::Levels { .. } => self.columns / 8,
         }
     }
 
@@ -130,9 +170,9 @@ impl Layout {
     pub(super) fn words(&self) -> usize {
         let scales = match self.scales {
             Scales::One => 0,
-            Scales::Half => (self.columns / 32).div_ceil(2),
+            Scales::Half | Scales::Brain => (self.columns / 32).div_ceil(2),
             Scales::Pair => self.columns / 32,
-            Scales::Super | Scales::Signed => self.columns / 256 * 5,
+            Scales::Super | Scales::Signed | Scales::Nibbles => self.columns / 256 * 5,
         };
         self.scales_at() + scales
     }
@@ -140,8 +180,10 @@ impl Layout {
     /// Writes a row of a file, which is as long as the type and the columns say, as words.
     pub(super) fn pack(&self, block: BlockType, row: &[u8], words: &mut [u32]) {
         words.fill(0);
-        let Kind::Quants { low, high, less: _ } = self.kind else {
-            return pack_numbers(self.kind, row, words);
+        let (low, high) = match self.kind {
+            Kind::Quants { low, high, .. } => (low, high),
+            Kind::Levels { .. } => (4, 0),
+            _ => return pack_numbers(self.kind, row, words),
         };
         let (lows, rest) = words.split_at_mut(self.high_at());
         let (highs, scales) = rest.split_at_mut(self.scales_at() - self.high_at());
@@ -149,7 +191,11 @@ impl Layout {
         let mut quants = [0; 256];
         for (i, block_bytes) in row.chunks_exact(bytes).enumerate() {
             let quants = &mut quants[..length];
-            unpack(block, block_bytes, quants);
+            let coded = matches!(self.kind, Kind::Levels { .. }).then(|| Coded::read(block, block_bytes));
+            match &coded {
+                Some(coded) => quants.copy_from_slice(&coded.codes[..length]),
+                None => unpack(block, block_bytes, quants),
+            }
             let per_word = 32 / low;
             for (word, quants) in lows[i * length / per_word..].iter_mut().zip(quants.chunks_exact(per_word)) {
                 let mask = (1 << low) - 1;
@@ -161,8 +207,37 @@ impl Layout {
                     *word = quants.iter().rev().fold(0, |word, &quant| word << high | u32::from(quant) >> low);
                 }
             }
-            pack_scales(block, block_bytes, i, scales);
+            match &coded {
+                Some(coded) => self.pack_levels(coded, i, scales),
+                None => pack_scales(block, block_bytes, i, scales),
+            }
         }
+    }
+
+    /// The scales of block `i` of a row of levels.
+    fn pack_levels(&self, coded: &Coded, i: usize, scales: &mut [u32]) {
+        let Kind::Levels { halvings, .. } = self.kind else { return };
+        let scale = coded.scale * (1u32 << halvings) as f32;
+        match self.scales {
+            Scales::Half => scales[i / 2] |= u32::from(f16::from_f32(scale).to_bits()) << (i % 2 * 16),
+            Scales::Brain => scales[i / 2] |= u32::from(bf16::from_f32(scale).to_bits()) << (i % 2 * 16),
+            _ => {
+                let scales = &mut scales[i * 5..][..5];
+                scales[0] = u32::from(f16::from_f32(scale).to_bits());
+                for (scale, steps) in scales[1..].iter_mut().zip(coded.steps.as_chunks::<4>().0) {
+                    *scale = u32::from_le_bytes(steps.map(|step| step as u8));
+                }
+            }
+        }
+    }
+}
+
+/// How often ggml's scales of a type are divided by two, so that steps and levels are integers.
+fn halvings(block: BlockType) -> u32 {
+    match block {
+        BlockType::IQ1_S | BlockType::IQ1_M | BlockType::IQ2_XXS | BlockType::IQ2_XS | BlockType::IQ2_S => 3,
+        BlockType::IQ3_XXS => 2,
+        _ => 0,
     }
 }
 
@@ -226,6 +301,13 @@ fn unpack(block: BlockType, bytes: &[u8], quants: &mut [u8]) {
                 }
             }
         }
+        BlockType::Q2_K => {
+            for (sub, quants) in quants.chunks_exact_mut(32).enumerate() {
+                for (quant, &bits) in quants.iter_mut().zip(&bytes[16 + sub / 4 * 32..]) {
+                    *quant = bits >> (sub % 4 * 2) & 3;
+                }
+            }
+        }
         BlockType::Q6_K => {
             for (half, quants) in quants.chunks_exact_mut(128).enumerate() {
                 let (nibbles, uppers) = (&bytes[half * 64..][..64], &bytes[128 + half * 32..][..32]);
@@ -256,6 +338,13 @@ fn pack_scales(block: BlockType, bytes: &[u8], i: usize, scales: &mut [u32]) {
                 scales[1 + sub / 2] |= (u32::from(scale) | u32::from(minimum) << 8) << (sub % 2 * 16);
             }
         }
+        BlockType::Q2_K => {
+            let scales = &mut scales[i * 5..][..5];
+            scales[0] = half(80) | half(82) << 16;
+            for (scale, bytes) in scales[1..].iter_mut().zip(bytes[..16].as_chunks::<4>().0) {
+                *scale = u32::from_le_bytes(*bytes);
+            }
+        }
         BlockType::Q6_K => {
             let scales = &mut scales[i * 5..][..5];
             scales[0] = half(208);
@@ -279,12 +368,12 @@ fn six_bits(packed: &[u8], sub: usize) -> (u8, u8) {
 
 /// A row's weights, from its words. The kernels' reading side is in `words`.
 pub(super) fn values(layout: &Layout, words: &[u32]) -> Vec<f32> {
-    use half::{bf16, f16};
     let half = |bits: u32| f16::from_bits(bits as u16).to_f32();
     let scales = &words[layout.scales_at()..];
     (0..layout.columns)
         .map(|column| {
             let (low, high, less) = match layout.kind {
+                Kind::Levels { .. } => (4, 0, 0),
                 Kind::Single => return f32::from_bits(words[column]),
                 Kind::Half => return half(words[column / 2] >> (column % 2 * 16)),
                 Kind::Brain => return bf16::from_bits((words[column / 2] >> (column % 2 * 16)) as u16).to_f32(),
@@ -293,11 +382,19 @@ pub(super) fn values(layout: &Layout, words: &[u32]) -> Vec<f32> {
             let bits = |at: usize, size: usize| {
                 if size == 0 { 0 } else { words[at + column * size / 32] >> (column * size % 32) & ((1 << size) - 1) }
             };
-            let quant = (bits(0, low) | bits(layout.high_at(), high) << low) as f32 - less as f32;
+            let bits = bits(0, low) | bits(layout.high_at(), high) << low;
+            let (quant, factor) = match layout.kind {
+                Kind::Levels { levels, halvings } => {
+                    let level = (levels[bits as usize / 4] >> (bits % 4 * 8)) as u8 as i8;
+                    (f32::from(level), 1.0 / (1u32 << halvings) as f32)
+                }
+                _ => (bits as f32 - less as f32, 1.0),
+            };
             let block = column / 32;
             match layout.scales {
                 Scales::One => quant,
                 Scales::Half => quant * half(scales[block / 2] >> (block % 2 * 16)),
+                Scales::Brain => quant * bf16::from_bits((scales[block / 2] >> (block % 2 * 16)) as u16).to_f32(),
                 Scales::Pair => quant * half(scales[block]) + half(scales[block] >> 16),
                 Scales::Super => {
                     let (first, sub) = (column / 256 * 5, block % 8);
@@ -305,10 +402,15 @@ pub(super) fn values(layout: &Layout, words: &[u32]) -> Vec<f32> {
                     let (scale, minimum) = ((bytes & 255) as f32, (bytes >> 8 & 255) as f32);
                     quant * (half(scales[first]) * scale) - half(scales[first] >> 16) * minimum
                 }
+                Scales::Nibbles => {
+                    let (first, sub) = (column / 256 * 5, column / 16 % 16);
+                    let byte = scales[first + 1 + sub / 4] >> (sub % 4 * 8) & 255;
+                    quant * (half(scales[first]) * (byte & 15) as f32) - half(scales[first] >> 16) * (byte >> 4) as f32
+                }
                 Scales::Signed => {
                     let (first, sub) = (column / 256 * 5, column / 16 % 16);
                     let scale = (scales[first + 1 + sub / 4] >> (sub % 4 * 8)) as u8 as i8;
-                    quant * (half(scales[first]) * f32::from(scale))
+                    quant * (half(scales[first]) * factor * f32::from(scale))
                 }
             }
         })
@@ -350,7 +452,7 @@ mod tests {
 
     #[test]
     fn other_types_have_no_layout() {
-        assert_eq!(Layout::new(BlockType::Q3_K, 256), None);
+        assert_eq!(Layout::new(BlockType::NVFP4, 256), None);
         assert_eq!(Layout::new(BlockType::Q4_0, 40), None);
         assert_eq!(Layout::new(BlockType::F32, 0), None);
     }

@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 
 use super::layout::Layout;
 use super::words::{minimum_of, octet_of, scale_of};
+use crate::config::Activation;
 
 /// Rows of the matrix that a cube takes.
 pub(super) const ROWS: usize = 4;
@@ -20,11 +21,10 @@ pub(super) const SIDE: usize = 32_768;
 pub(super) struct Shape {
     /// Of the matrix.
     pub(super) layout: Layout,
-    /// Of a second matrix of as many rows and columns: the first one's products go through the activation and are multiplied with the
-    /// second one's.
+    /// Of a second matrix of as many rows and columns, which the first one is the gate of.
     pub(super) second: Option<Layout>,
-    /// Whether that activation is GELU, not SiLU.
-    pub(super) gelu: bool,
+    /// What products go through, together with the second one's if there are any.
+    pub(super) activation: Option<Activation>,
     /// Rows of the matrix.
     pub(super) rows: usize,
     /// Where they begin among the output's columns.
@@ -39,7 +39,9 @@ pub(super) struct Shape {
     pub(super) normed: bool,
     /// Whether there is a bias.
     pub(super) biased: bool,
-    /// Whether the product is added to a residual.
+    /// Whether the second matrix has one.
+    pub(super) second_biased: bool,
+    /// Whether the product is added to a residual, and multiplied with a factor first.
     pub(super) added: bool,
 }
 
@@ -147,16 +149,40 @@ pub(super) fn tanh(x: f32) -> f32 {
 }
 
 #[cube]
-fn activate(x: f32, #[comptime] gelu: bool) -> f32 {
-    if comptime!(gelu) {
-        let inner = (x + f32::new(0.044_715) * x * x * x) * f32::new(0.797_884_6);
-        f32::new(0.5) * x * (f32::new(1.0) + tanh(inner))
-    } else {
-        x / (f32::new(1.0) + (-max(x, f32::new(-80.0))).exp())
+fn sigmoid(x: f32) -> f32 {
+    f32::new(1.0) / (f32::new(1.0) + (-max(x, f32::new(-80.0))).exp())
+}
+
+/// What a gate makes of itself.
+#[cube]
+fn activate(x: f32, #[comptime] activation: Activation) -> f32 {
+    match comptime!(activation) {
+        Activation::Silu => x * sigmoid(x),
+        Activation::GeluTanh => {
+            let inner = (x + f32::new(0.044_715) * x * x * x) * f32::new(0.797_884_6);
+            f32::new(0.5) * x * (f32::new(1.0) + tanh(inner))
+        }
+        Activation::ReluSquared => {
+            let positive = max(x, f32::new(0.0));
+            positive * positive
+        }
+        Activation::ClampedSilu => {
+            let below = min(x, f32::new(7.0));
+            below * sigmoid(below * f32::new(1.702))
+        }
     }
 }
 
-/// The kernel. Buffers that a shape has no use for are not read.
+/// What a gate opens, made ready.
+#[cube]
+fn opened(x: f32, #[comptime] activation: Activation) -> f32 {
+    match comptime!(activation) {
+        Activation::ClampedSilu => max(min(x, f32::new(7.0)), f32::new(-7.0)) + f32::new(1.0),
+        Activation::Silu | Activation::GeluTanh | Activation::ReluSquared => x,
+    }
+}
+
+/// The kernel. Buffers that a shape has no use for are not read; `other` is the residual, or the second matrix's bias.
 #[cube(launch_unchecked)]
 pub(super) fn product(
     x: &[f32],
@@ -164,10 +190,11 @@ pub(super) fn product(
     weights: &[u32],
     second: &[u32],
     bias: &[f32],
-    residual: &[f32],
+    other: &[f32],
     out: &mut [f32],
     tokens: u32,
     epsilon: f32,
+    scale: f32,
     #[comptime] shape: Shape,
 ) {
     let tile = comptime!(shape.tile);
@@ -222,12 +249,20 @@ pub(super) fn product(
                 if comptime!(shape.biased) {
                     value += bias[column];
                 }
-                if comptime!(shape.second.is_some()) {
-                    value = activate(value, shape.gelu) * (shared[(products + i) * units] * factor);
+                if comptime!(shape.activation.is_some()) {
+                    let activation = comptime!(shape.activation.unwrap_or(Activation::Silu));
+                    value = activate(value, activation);
+                    if comptime!(shape.second.is_some()) {
+                        let mut up = shared[(products + i) * units] * factor;
+                        if comptime!(shape.second_biased) {
+                            up += other[column];
+                        }
+                        value *= opened(up, activation);
+                    }
                 }
                 let place = token * comptime!(shape.width) + column;
                 if comptime!(shape.added) {
-                    value += residual[place];
+                    value = other[place] + value * scale;
                 }
                 out[place] = value;
             }

@@ -1,4 +1,4 @@
-//! Small steps on rows: embedding, norm and sum, soft cap, picking of rows.
+//! Small steps on rows: embedding, norms, what becomes of logits, picking of rows.
 
 use cubecl::prelude::*;
 
@@ -53,20 +53,24 @@ pub(super) fn pick(x: &[f32], rows: &[u32], out: &mut [f32], columns: u32) {
     }
 }
 
-/// `residual` plus rows of `x`, normalised. A cube takes a row.
-#[cube(launch_unchecked)]
-pub(super) fn add_normed(x: &[f32], gain: &[f32], residual: &[f32], out: &mut [f32], epsilon: f32, #[comptime] columns: usize) {
+/// What [`normalise`] is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct NormShape {
+    /// Elements of a row.
+    pub(super) columns: usize,
+    /// Whether rows lose their mean first.
+    pub(super) centred: bool,
+    /// Whether there is a bias.
+    pub(super) biased: bool,
+    /// Whether the row is added to a residual, and multiplied with a factor first.
+    pub(super) added: bool,
+}
+
+/// The sum of the units' values, to each of them.
+#[cube]
+fn sum_of(shared: &mut Shared<[f32]>, value: f32) -> f32 {
     let unit = UNIT_POS as usize;
-    let from = CUBE_POS_X as usize * columns;
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(UNITS));
-    let mut square = f32::new(0.0);
-    let mut i = unit;
-    while i < columns {
-        let value = x[from + i];
-        square += value * value;
-        i += comptime!(UNITS);
-    }
-    shared[unit] = square;
+    shared[unit] = value;
     sync_cube();
     let mut step = comptime!(UNITS / 2).runtime();
     while step > 0 {
@@ -76,20 +80,69 @@ pub(super) fn add_normed(x: &[f32], gain: &[f32], residual: &[f32], out: &mut [f
         sync_cube();
         step /= 2;
     }
-    let factor = f32::new(1.0) / (shared[0] / comptime!(columns as f32) + epsilon).sqrt();
+    let sum = shared[0];
+    sync_cube();
+    sum
+}
+
+/// Rows of `x`, normalised, and perhaps added to a residual. A cube takes a row.
+#[cube(launch_unchecked)]
+pub(super) fn normalise(
+    x: &[f32],
+    gain: &[f32],
+    bias: &[f32],
+    residual: &[f32],
+    out: &mut [f32],
+    epsilon: f32,
+    scale: f32,
+    #[comptime] shape: NormShape,
+) {
+    let unit = UNIT_POS as usize;
+    let columns = comptime!(shape.columns);
+    let from = CUBE_POS_X as usize * columns;
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(UNITS));
+    let mut mean = f32::new(0.0);
+    if comptime!(shape.centred) {
+        let mut sum = f32::new(0.0);
+        let mut i = unit;
+        while i < columns {
+            sum += x[from + i];
+            i += comptime!(UNITS);
+        }
+        mean = sum_of(&mut shared, sum) / comptime!(shape.columns as f32);
+    }
+    let mut square = f32::new(0.0);
     let mut i = unit;
     while i < columns {
-        out[from + i] = residual[from + i] + x[from + i] * factor * gain[i];
+        let value = x[from + i] - mean;
+        square += value * value;
+        i += comptime!(UNITS);
+    }
+    let factor = f32::new(1.0) / (sum_of(&mut shared, square) / comptime!(shape.columns as f32) + epsilon).sqrt();
+    let mut i = unit;
+    while i < columns {
+        let mut value = (x[from + i] - mean) * factor * gain[i];
+        if comptime!(shape.biased) {
+            value += bias[i];
+        }
+        if comptime!(shape.added) {
+            value = residual[from + i] + value * scale;
+        }
+        out[from + i] = value;
         i += comptime!(UNITS);
     }
 }
 
-/// `cap · tanh(x / cap)`, in place.
+/// Multiplies `x` with `scale`, then makes `cap · tanh(x / cap)` of it if it is capped; in place.
 #[cube(launch_unchecked)]
-pub(super) fn soften(x: &mut [f32], cap: f32, columns: u32) {
+pub(super) fn finish(x: &mut [f32], scale: f32, cap: f32, columns: u32, #[comptime] capped: bool) {
     let column = CUBE_POS_X * comptime!(UNITS as u32) + UNIT_POS;
     if column < columns {
         let place = (CUBE_POS_Y * columns + column) as usize;
-        x[place] = cap * tanh(x[place] / cap);
+        let mut value = x[place] * scale;
+        if comptime!(capped) {
+            value = cap * tanh(value / cap);
+        }
+        x[place] = value;
     }
 }

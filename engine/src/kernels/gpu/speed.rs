@@ -6,7 +6,7 @@ use cubecl::Device;
 use cubecl::future::block_on;
 
 use super::held::{DeviceMatrix, upload_rows};
-use super::{Product, open};
+use super::{Finish, Product, open};
 use crate::device::DeviceError;
 use crate::gguf::TensorView;
 use crate::kernels::Speed;
@@ -46,7 +46,7 @@ pub(super) fn measure_rows(device: &Device, matrix_rows: usize, now: &dyn Fn() -
         for _ in 0..TIMES {
             wait()?;
             let begin = now();
-            Product { x: &x, norm: None, matrix: &matrix, gated: None, bias: None, residual: None }.run();
+            Product { x: &x, norm: None, matrix: &matrix, bias: None, finish: Finish::Nothing }.run();
             wait()?;
             *best = best.min(now().saturating_sub(begin).as_secs_f64().max(1e-9));
         }

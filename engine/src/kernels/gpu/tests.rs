@@ -5,7 +5,7 @@ use burn_flex::{Flex, FlexDevice};
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::Rope;
+use crate::config::{Growth, Rope};
 use crate::kernels::testing::{Numbers, TYPES, gpu, random_blocks};
 use crate::kernels::{Backend, PAGE_TOKENS};
 use crate::quant::BlockType;
@@ -53,13 +53,23 @@ impl Weights {
     }
 
     fn on(&self, device: &Device) -> Linear<Wgpu> {
-        self.linear(device, Wgpu::matrix(device, &self.view()).unwrap())
+        self.linear(device, Wgpu::matrix(&mut workspace(), device, &self.view()).unwrap())
     }
 }
 
 fn norm<B: Kernels>(device: &B::Device, size: usize, seed: u64) -> Norm<B> {
     let weight: Vec<f32> = Numbers::new(seed).units(size).iter().map(|v| 1.0 + 0.5 * v).collect();
-    Norm { weight: floats::<B>(device, &weight, &[size]), epsilon: 1e-5 }
+    Norm { kind: NormKind::RootMeanSquare, weight: floats::<B>(device, &weight, &[size]), bias: None, epsilon: 1e-5 }
+}
+
+/// A norm that takes the mean off and has a bias, or one that does neither.
+fn some_norm<B: Kernels>(device: &B::Device, size: usize, seed: u64, layer: bool) -> Norm<B> {
+    let norm = norm::<B>(device, size, seed);
+    if layer {
+        Norm { kind: NormKind::Layer, bias: Some(floats::<B>(device, &Numbers::new(!seed).units(size), &[size])), ..norm }
+    } else {
+        norm
+    }
 }
 
 /// Both computed in single precision, in other orders.
@@ -80,16 +90,16 @@ proptest! {
     #[test]
     fn projections_agree(
         kinds in [0..TYPES.len(), 0..TYPES.len(), 0..TYPES.len()], sizes in [1..40usize, 1..40usize, 1..40usize],
-        rows in 1..20usize, parts in 1..3usize, seed in any::<u64>(),
+        rows in 1..20usize, parts in 1..3usize, layer in any::<bool>(), seed in any::<u64>(),
     ) {
         let Some(device) = gpu() else { return Ok(()) };
         let columns = 256 * parts;
         let all: Vec<Weights> = (0..3).map(|i| Weights::new(kinds[i], sizes[i], columns, seed ^ i as u64, i == 1)).collect();
         let x = Numbers::new(seed).units(rows * columns);
         let (theirs, ours): (Vec<_>, Vec<_>) = all.iter().map(|weights| (weights.host(), weights.on(&device))).unzip();
-        let expected = plain::project::<Flex>(&floats::<Flex>(&FlexDevice, &x, &[rows, columns]), &norm(&FlexDevice, columns, seed), [&theirs[0], &theirs[1], &theirs[2]]);
+        let expected = plain::project::<Flex>(&floats::<Flex>(&FlexDevice, &x, &[rows, columns]), Some(&some_norm(&FlexDevice, columns, seed, layer)), [&theirs[0], &theirs[1], &theirs[2]]);
         let x = floats::<Wgpu>(&device, &x, &[rows, columns]);
-        let found = Wgpu::project(&mut workspace(), &x, &norm(&device, columns, seed), [&ours[0], &ours[1], &ours[2]]);
+        let found = Wgpu::project(&mut workspace(), &x, Some(&some_norm(&device, columns, seed, layer)), [&ours[0], &ours[1], &ours[2]]);
         for (found, expected) in found.into_iter().zip(expected) {
             check(&elements::<Wgpu>(found), &elements::<Flex>(expected))?;
         }
@@ -97,55 +107,65 @@ proptest! {
 
     #[test]
     fn sums_with_projections_agree(
-        kind in 0..TYPES.len(), size in 1..70usize, rows in 1..11usize, parts in 1..9usize, normed in any::<bool>(), seed in any::<u64>(),
+        kind in 0..TYPES.len(), size in 1..70usize, rows in 1..11usize, parts in 1..9usize, normed in any::<bool>(), layer in any::<bool>(),
+        scale in 0.5..2f32, seed in any::<u64>(),
     ) {
         let Some(device) = gpu() else { return Ok(()) };
         // Plain numbers have rows of any length.
         let columns = if TYPES[kind].is_plain() { parts * 37 } else { parts * TYPES[kind].block_len() };
         let weights = Weights::new(kind, size, columns, seed, normed);
         let mut numbers = Numbers::new(seed);
-        let (x, residual) = (numbers.units(rows * columns), numbers.units(rows * size));
-        let post = normed.then(|| norm::<Flex>(&FlexDevice, size, seed));
-        let expected = plain::project_add::<Flex>(
-            &floats::<Flex>(&FlexDevice, &x, &[rows, columns]), &weights.host(), post.as_ref(), floats::<Flex>(&FlexDevice, &residual, &[rows, size]),
-        );
-        let post = normed.then(|| norm::<Wgpu>(&device, size, seed));
-        let found = Wgpu::project_add(
-            &mut workspace(), &floats::<Wgpu>(&device, &x, &[rows, columns]), &weights.on(&device), post.as_ref(), floats::<Wgpu>(&device, &residual, &[rows, size]),
-        );
-        check(&elements::<Wgpu>(found), &elements::<Flex>(expected))?;
+        let (x, to) = (numbers.units(rows * columns), numbers.units(rows * size));
+        let post = normed.then(|| some_norm::<Flex>(&FlexDevice, size, seed, layer));
+        let residual = Residual { rows: floats::<Flex>(&FlexDevice, &to, &[rows, size]), norm: post.as_ref(), scale };
+        let expected = plain::project_add::<Flex>(&floats::<Flex>(&FlexDevice, &x, &[rows, columns]), &weights.host(), residual);
+        let post = normed.then(|| some_norm::<Wgpu>(&device, size, seed, layer));
+        let residual = Residual { rows: floats::<Wgpu>(&device, &to, &[rows, size]), norm: post.as_ref(), scale };
+        let found = Wgpu::project_add(&mut workspace(), &floats::<Wgpu>(&device, &x, &[rows, columns]), &weights.on(&device), residual);
+        // A single element less its mean is nothing, or what is left by rounding.
+        if !(normed && layer && size < 3) {
+            check(&elements::<Wgpu>(found), &elements::<Flex>(expected))?;
+        }
     }
 
     #[test]
     fn gated_products_agree(
-        kinds in [0..TYPES.len(), 0..TYPES.len()], size in 1..40usize, rows in 1..11usize, gelu in any::<bool>(), seed in any::<u64>(),
+        kinds in [0..TYPES.len(), 0..TYPES.len()], size in 1..40usize, rows in 1..11usize, activation in 0..4usize, alone in any::<bool>(),
+        biased in any::<bool>(), seed in any::<u64>(),
     ) {
         let Some(device) = gpu() else { return Ok(()) };
         let columns = 256;
-        let [gate, up] = [0, 1].map(|i| Weights::new(kinds[i], size, columns, seed ^ i as u64, false));
-        let activation = if gelu { Activation::GeluTanh } else { Activation::Silu };
+        let [gate, up] = [0, 1].map(|i| Weights::new(kinds[i], size, columns, seed ^ i as u64, biased));
+        let activation = [Activation::Silu, Activation::GeluTanh, Activation::ReluSquared, Activation::ClampedSilu][activation];
         let x: Vec<f32> = Numbers::new(seed).units(rows * columns).iter().map(|v| v * 3.0).collect();
-        let theirs = Gate { gate: gate.host().matrix, up: up.host().matrix, activation };
-        let expected = plain::gated::<Flex>(&floats::<Flex>(&FlexDevice, &x, &[rows, columns]), &norm(&FlexDevice, columns, seed), &theirs);
-        let ours = Gate { gate: gate.on(&device).matrix, up: up.on(&device).matrix, activation };
-        let found = Wgpu::gated(&mut workspace(), &floats::<Wgpu>(&device, &x, &[rows, columns]), &norm(&device, columns, seed), &ours);
+        let theirs = Gate { gate: (!alone).then(|| gate.host()), up: up.host(), activation };
+        let input = floats::<Flex>(&FlexDevice, &x, &[rows, columns]);
+        let expected = plain::gated::<Flex>(&input, Some(&norm(&FlexDevice, columns, seed)), &theirs);
+        let ours = Gate { gate: (!alone).then(|| gate.on(&device)), up: up.on(&device), activation };
+        let input = floats::<Wgpu>(&device, &x, &[rows, columns]);
+        let found = Wgpu::gated(&mut workspace(), &input, Some(&norm(&device, columns, seed)), &ours);
         check(&elements::<Wgpu>(found), &elements::<Flex>(expected))?;
     }
 
     #[test]
-    fn logits_agree(kind in 0..TYPES.len(), size in 1..70usize, rows in 1..6usize, every in 1..3usize, cap in any::<bool>(), seed in any::<u64>()) {
+    fn logits_agree(
+        kind in 0..TYPES.len(), size in 1..70usize, rows in 1..6usize, every in 1..3usize, cap in any::<bool>(), layer in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
         let Some(device) = gpu() else { return Ok(()) };
         let columns = 256;
         let weights = Weights::new(kind, size, columns, seed, false);
         let x = Numbers::new(seed).units(rows * columns);
-        let cap = cap.then_some(2.0);
+        let finish = LogitsFinish { scale: if layer { 0.7 } else { 1.0 }, softcap: cap.then_some(2.0) };
         let sampled: Vec<usize> = (0..rows).filter(|row| row % every == 0).collect();
         let mut expected = vec![0.0; sampled.len() * size];
         let mut found = expected.clone();
         let theirs = floats::<Flex>(&FlexDevice, &x, &[rows, columns]);
-        plain::logits::<Flex>(&theirs, &sampled, &norm(&FlexDevice, columns, seed), &weights.host().matrix, cap, &mut expected).unwrap();
+        let before = some_norm(&FlexDevice, columns, seed, layer);
+        plain::logits::<Flex>(&theirs, &sampled, &before, &weights.host().matrix, &finish, &mut expected).unwrap();
         let ours = floats::<Wgpu>(&device, &x, &[rows, columns]);
-        Wgpu::logits(&mut workspace(), &ours, &sampled, &norm(&device, columns, seed), &weights.on(&device).matrix, cap, &mut found).unwrap();
+        let before = some_norm(&device, columns, seed, layer);
+        Wgpu::logits(&mut workspace(), &ours, &sampled, &before, &weights.on(&device).matrix, &finish, &mut found).unwrap();
         check(&found, &expected)?;
     }
 
@@ -173,8 +193,9 @@ fn a_matrix_in_parts_is_as_one_in_one_piece() {
     let run = |gate: Matrix<Wgpu>, up: Matrix<Wgpu>| {
         let tokens = [0, 49, 17, 16, 23];
         let embedded = elements::<Wgpu>(Wgpu::embed(&mut workspace(), &device, &gate, &tokens, 1.0));
-        let gate = Gate { gate, up, activation: Activation::Silu };
-        (embedded, elements::<Wgpu>(Wgpu::gated(&mut workspace(), &x, &norm, &gate)))
+        let [gate, up] = [gate, up].map(|matrix| Linear { matrix, bias: None });
+        let gate = Gate { gate: Some(gate), up, activation: Activation::Silu };
+        (embedded, elements::<Wgpu>(Wgpu::gated(&mut workspace(), &x, Some(&norm), &gate)))
     };
     let expected = run(gate.on(&device).matrix, up.on(&device).matrix);
     // 16 rows of 160 bytes; then as many of the other one's rows, then others.
@@ -252,18 +273,43 @@ struct Case {
     kv: KvShape,
     window: Option<usize>,
     layout: RopeLayout,
-    normed: bool,
+    normed: Normed,
+    /// Growth, cap and sinks.
+    more: bool,
     lengths: Vec<usize>,
+}
+
+/// What is normalised before it is turned.
+#[derive(Clone, Copy, PartialEq)]
+enum Normed {
+    Nothing,
+    Heads,
+    /// With a mean taken off and a bias.
+    Centred,
+    Rows,
 }
 
 impl Case {
     /// Runs in chunks of so many rows of each sequence, interleaved; gives each sequence's output.
     fn run<B: Kernels>(&self, device: &B::Device, mut kv: KvLayer<B>, chunk: usize, seed: u64) -> Vec<Vec<f32>> {
         let heads = self.group * self.kv.kv_heads;
-        let shape = AttentionShape { heads, scale: 1.5 / (self.kv.key_length as f32).sqrt(), window: self.window };
+        let shape = AttentionShape {
+            heads,
+            scale: 1.5 / (self.kv.key_length as f32).sqrt(),
+            growth: self.more.then_some(Growth { by: 0.3, every: 7 }),
+            softcap: self.more.then_some(1.5),
+            window: self.window,
+        };
         let dimension = self.kv.key_length / 4 * 2;
-        let rope = Rope { layout: self.layout, dimension, base: 10_000.0, scale: 1.0, factors: Vec::new() };
-        let norms = [0, 1].map(|i| self.normed.then(|| norm::<B>(device, self.kv.key_length, seed + i)));
+        let rope = Rope::plain(self.layout, dimension, 10_000.0);
+        let [query_norm, key_norm] = [(0, heads), (1, self.kv.kv_heads)].map(|(i, heads)| match self.normed {
+            Normed::Nothing => None,
+            Normed::Heads => Some(norm::<B>(device, self.kv.key_length, seed + i)),
+            Normed::Centred => Some(some_norm::<B>(device, self.kv.key_length, seed + i, true)),
+            Normed::Rows => Some(norm::<B>(device, heads * self.kv.key_length, seed + i)),
+        });
+        let sinks = self.more.then(|| floats::<B>(device, &Numbers::new(seed).units(heads), &[heads]));
+        let weights = HeadWeights { query_norm, key_norm, sinks };
         let widths = [heads * self.kv.key_length, self.kv.kv_heads * self.kv.key_length, self.kv.kv_heads * self.kv.value_length];
         let mut numbers = Numbers::new(seed);
         let inputs: Vec<_> = self.lengths.iter().map(|length| widths.map(|width| numbers.units(length * width))).collect();
@@ -288,9 +334,9 @@ impl Case {
                 let rows: Vec<f32> = order.iter().flat_map(|&(p, s)| inputs[s][which][p * width..][..width].to_vec()).collect();
                 floats::<B>(device, &rows, &[order.len(), width])
             };
-            let rotation = Rotation::new(&rope, &rope.frequencies(), batch.positions());
+            let rotation = Rotation::new(&rope, &rope.frequencies(1), batch.positions());
             let inputs = [gather(0), gather(1), gather(2)];
-            let out = B::attend(&mut work, inputs.each_ref(), &shape, norms.each_ref().map(Option::as_ref), &rotation, &batch, &mut kv);
+            let out = B::attend(&mut work, inputs.each_ref(), &shape, &weights, &rotation, &batch, &mut kv);
             let out = elements::<B>(out);
             for (row, &(_, sequence)) in out.chunks_exact(heads * self.kv.value_length).zip(&order) {
                 outputs[sequence].extend_from_slice(row);
@@ -316,14 +362,22 @@ impl Case {
 fn attention_agrees_in_whatever_steps() {
     let Some(device) = gpu() else { return };
     let kv = |kv_heads, key_length, value_length| KvShape { kv_heads, key_length, value_length, pages: 12 };
-    let case = |group, kv, window, layout, normed, lengths: &[usize]| Case { group, kv, window, layout, normed, lengths: lengths.to_vec() };
+    let case = |group, kv, window, layout, normed, lengths: &[usize]| Case {
+        group,
+        kv,
+        window,
+        layout,
+        normed,
+        more: normed == Normed::Rows || normed == Normed::Centred,
+        lengths: lengths.to_vec(),
+    };
     use RopeLayout::{Halves, Interleaved};
-    case(3, kv(3, 64, 64), None, Interleaved, false, &[70, 3, 40]).check(&device, 1);
-    case(1, kv(2, 48, 32), None, Halves, false, &[100]).check(&device, 2);
-    case(4, kv(1, 32, 100), Some(20), Halves, true, &[90, 41]).check(&device, 3);
+    case(3, kv(3, 64, 64), None, Interleaved, Normed::Nothing, &[70, 3, 40]).check(&device, 1);
+    case(1, kv(2, 48, 32), None, Halves, Normed::Rows, &[100]).check(&device, 2);
+    case(4, kv(1, 32, 100), Some(20), Halves, Normed::Heads, &[90, 41]).check(&device, 3);
     // Odd heads, and a window that is one page and a bit.
-    case(2, kv(2, 21, 25), Some(PAGE_TOKENS + 1), Interleaved, true, &[75, 10]).check(&device, 4);
-    case(7, kv(1, 16, 40), Some(1), Halves, false, &[34]).check(&device, 5);
+    case(2, kv(2, 21, 25), Some(PAGE_TOKENS + 1), Interleaved, Normed::Centred, &[75, 10]).check(&device, 4);
+    case(7, kv(1, 16, 40), Some(1), Halves, Normed::Rows, &[34]).check(&device, 5);
 }
 
 #[test]
@@ -333,25 +387,30 @@ fn the_defaults_run_on_the_device_too() {
     let weights = Weights::new(8, size, columns, 1, true);
     let x = Numbers::new(2).units(rows * columns);
     let theirs = weights.host();
-    let expected = plain::project::<Flex>(&floats::<Flex>(&FlexDevice, &x, &[rows, columns]), &norm(&FlexDevice, columns, 3), [&theirs; 3]);
+    let expected =
+        plain::project::<Flex>(&floats::<Flex>(&FlexDevice, &x, &[rows, columns]), Some(&norm(&FlexDevice, columns, 3)), [&theirs; 3]);
     let x = floats::<Wgpu>(&device, &x, &[rows, columns]);
     let held = weights.linear(&device, plain::matrix::<Wgpu>(&device, &weights.view()).unwrap());
-    let found = Wgpu::project(&mut workspace(), &x, &norm(&device, columns, 3), [&held; 3]);
+    let found = Wgpu::project(&mut workspace(), &x, Some(&norm(&device, columns, 3)), [&held; 3]);
     for (found, expected) in found.into_iter().zip(expected) {
         check(&elements::<Wgpu>(found), &elements::<Flex>(expected)).unwrap();
     }
-    // A matrix of the kernels' is read back for them.
-    let found = plain::project::<Wgpu>(&x, &norm(&device, columns, 3), [&weights.on(&device); 3]);
-    let again = Wgpu::project(&mut workspace(), &x, &norm(&device, columns, 3), [&weights.on(&device); 3]);
+    // A matrix of the kernels' is multiplied with by them, and else read back.
+    let found = plain::project::<Wgpu>(&x, Some(&norm(&device, columns, 3)), [&weights.on(&device); 3]);
+    let again = Wgpu::project(&mut workspace(), &x, Some(&norm(&device, columns, 3)), [&weights.on(&device); 3]);
     for (found, again) in found.into_iter().zip(again) {
         check(&elements::<Wgpu>(found), &elements::<Wgpu>(again)).unwrap();
     }
+    let found = plain::embed::<Wgpu>(&device, &weights.on(&device).matrix, &[3, 1], 1.0);
+    let expected = plain::embed::<Flex>(&FlexDevice, &theirs.matrix, &[3, 1], 1.0);
+    check(&elements::<Wgpu>(found), &elements::<Flex>(expected)).unwrap();
     let case = Case {
         group: 2,
         kv: KvShape { kv_heads: 2, key_length: 16, value_length: 16, pages: 2 },
         window: None,
         layout: RopeLayout::Halves,
-        normed: true,
+        normed: Normed::Rows,
+        more: true,
         lengths: vec![5],
     };
     let expected = case.run::<Flex>(&FlexDevice, plain::kv_layer::<Flex>(&FlexDevice, case.kv), 3, 6);
@@ -364,10 +423,10 @@ fn the_defaults_run_on_the_device_too() {
 #[test]
 fn what_a_device_cannot_hold_is_refused_by_name() {
     let Some(device) = gpu() else { return };
-    let view = TensorView { name: "blk.0.w", shape: &[256, 1], block: BlockType::Q3_K, offset: 0, bytes: &[0; 110] };
-    let error = Wgpu::matrix(&device, &view).unwrap_err();
+    let view = TensorView { name: "blk.0.w", shape: &[256, 1], block: BlockType::NVFP4, offset: 0, bytes: &[0; 144] };
+    let error = Wgpu::matrix(&mut workspace(), &device, &view).unwrap_err();
     assert_eq!(error.tensor, "blk.0.w");
-    assert!(error.to_string().contains("Q3_K"), "{error}");
+    assert!(error.to_string().contains("NVFP4"), "{error}");
 }
 
 #[test]

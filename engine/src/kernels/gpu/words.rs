@@ -68,6 +68,13 @@ pub(super) fn octet_of(words: &[u32], row: usize, octet: usize, #[comptime] layo
                 out[i * 2 + 1] = f32::reinterpret(word & 0xffff_0000u32);
             }
         }
+        Kind::Levels { levels, halvings: _ } => {
+            let word = words[row + octet];
+            #[unroll]
+            for i in 0..8usize {
+                out[i] = level_of((word >> u32::cast_from(i * 4)) & 15u32, levels);
+            }
+        }
         Kind::Quants { low, high, less } => {
             let mut upper = 0u32;
             if comptime!(high > 0) {
@@ -99,6 +106,22 @@ pub(super) fn octet_of(words: &[u32], row: usize, octet: usize, #[comptime] layo
     out
 }
 
+/// The level at a place, out of four words of four.
+#[cube]
+fn level_of(place: u32, #[comptime] levels: [u32; 4]) -> f32 {
+    let first = select(place & 4u32 == 0u32, comptime!(levels[0]).runtime(), comptime!(levels[1]).runtime());
+    let second = select(place & 4u32 == 0u32, comptime!(levels[2]).runtime(), comptime!(levels[3]).runtime());
+    let word = select(place & 8u32 == 0u32, first, second);
+    signed((word >> (place % 4u32 * 8u32)) & 255u32)
+}
+
+/// The number that a byte with a sign is.
+#[cube]
+fn signed(byte: u32) -> f32 {
+    // The upper half of the bytes stands for what is below zero.
+    f32::cast_from(byte) - select(byte > 127u32, f32::new(256.0), f32::new(0.0))
+}
+
 /// What the weights of an octet are multiplied with.
 #[cube]
 pub(super) fn scale_of(words: &[u32], row: usize, octet: usize, #[comptime] layout: Layout) -> f32 {
@@ -108,6 +131,10 @@ pub(super) fn scale_of(words: &[u32], row: usize, octet: usize, #[comptime] layo
         Scales::Half => {
             let block = octet / 4;
             half_to_float(words[scales + block / 2] >> u32::cast_from(block % 2 * 16))
+        }
+        Scales::Brain => {
+            let block = octet / 4;
+            f32::reinterpret((words[scales + block / 2] >> u32::cast_from(block % 2 * 16)) << 16u32)
         }
         Scales::Pair => half_to_float(words[scales + octet / 4]),
         Scales::Super => {
@@ -120,9 +147,13 @@ pub(super) fn scale_of(words: &[u32], row: usize, octet: usize, #[comptime] layo
             let first = scales + octet / 32 * 5;
             let sub = octet / 2 % 16;
             let byte = (words[first + 1 + sub / 4] >> u32::cast_from(sub % 4 * 8)) & 255u32;
-            // The upper half of the bytes stands for what is below zero.
-            let signed = f32::cast_from(byte) - select(byte > 127u32, f32::new(256.0), f32::new(0.0));
-            half_to_float(words[first]) * signed
+            half_to_float(words[first]) * comptime!(1.0 / (1u32 << layout.halvings()) as f32) * signed(byte)
+        }
+        Scales::Nibbles => {
+            let first = scales + octet / 32 * 5;
+            let sub = octet / 2 % 16;
+            let nibble = (words[first + 1 + sub / 4] >> u32::cast_from(sub % 4 * 8)) & 15u32;
+            half_to_float(words[first]) * f32::cast_from(nibble)
         }
     }
 }
@@ -139,6 +170,12 @@ pub(super) fn minimum_of(words: &[u32], row: usize, octet: usize, #[comptime] la
             let byte = (words[first + 1 + sub / 2] >> u32::cast_from(sub % 2 * 16 + 8)) & 255u32;
             -(half_to_float(words[first] >> 16u32) * f32::cast_from(byte))
         }
-        Scales::One | Scales::Half | Scales::Signed => f32::new(0.0),
+        Scales::Nibbles => {
+            let first = scales + octet / 32 * 5;
+            let sub = octet / 2 % 16;
+            let nibble = (words[first + 1 + sub / 4] >> u32::cast_from(sub % 4 * 8 + 4)) & 15u32;
+            -(half_to_float(words[first] >> 16u32) * f32::cast_from(nibble))
+        }
+        Scales::One | Scales::Half | Scales::Brain | Scales::Signed => f32::new(0.0),
     }
 }

@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use crate::config::{Activation, DecoderConfig, RopeLayout};
+use crate::config::{Activation, DecoderConfig, FeedForward, NormTensors, Part, Projections, RopeLayout};
 use crate::gguf::Gguf;
 
 /// A matrix's or vector's elements.
@@ -31,29 +31,32 @@ fn add(to: &mut [f32], values: &[f32]) {
 pub(super) fn logits(gguf: &Gguf, tokens: &[u32]) -> Vec<Vec<f32>> {
     let config = DecoderConfig::from_gguf(gguf).unwrap();
     let (key, value, hidden) = (config.key_length, config.value_length, config.hidden);
-    let get = |name: &String| weights(gguf, name);
-    let normed = |x: &[f32], name: &String| norm(x, &get(name), config.norm_epsilon);
-    let embedding = get(&config.tensors.embedding);
+    // None of these models has parts of tensors.
+    let get = |part: &Part| weights(gguf, &part.tensor);
+    let normed = |x: &[f32], part: &Part| norm(x, &get(part), config.norm_epsilon);
+    let by = |x: &[f32], names: &Option<NormTensors>| normed(x, &names.as_ref().unwrap().weight);
+    let embedding = weights(gguf, &config.tensors.embedding);
     let mut rows: Vec<Vec<f32>> = tokens
         .iter()
         .map(|&token| embedding[token as usize * hidden..][..hidden].iter().map(|v| v * config.embedding_scale).collect())
         .collect();
     for (layer, names) in config.layer_tensors.iter().enumerate() {
-        let project = |x: &[f32], matrix: &String, bias: &Option<String>| {
+        let Projections::Heads(heads) = &names.projections else { panic!("latent") };
+        let project = |x: &[f32], matrix: &Part, bias: &Option<Part>| {
             let mut out = multiply(x, &get(matrix));
             if let Some(bias) = bias {
                 add(&mut out, &get(bias));
             }
             out
         };
-        let place = |mut x: Vec<f32>, weight: &Option<String>, position: usize| {
-            let rope = config.layer_rope(layer);
+        let place = |mut x: Vec<f32>, weight: &Option<Part>, position: usize| {
+            let rope = config.layer_rope(layer).unwrap();
             for head in x.chunks_exact_mut(key) {
                 if let Some(weight) = weight {
                     head.copy_from_slice(&normed(head, weight));
                 }
                 let pairs = rope.dimension / 2;
-                for (i, frequency) in rope.frequencies().into_iter().enumerate() {
+                for (i, frequency) in rope.frequencies(1).into_iter().enumerate() {
                     let (sin, cos) = (position as f64 * f64::from(frequency)).sin_cos();
                     let (a, b) = if rope.layout == RopeLayout::Halves { (i, i + pairs) } else { (2 * i, 2 * i + 1) };
                     let (x, y) = (f64::from(head[a]), f64::from(head[b]));
@@ -65,11 +68,11 @@ pub(super) fn logits(gguf: &Gguf, tokens: &[u32]) -> Vec<Vec<f32>> {
         };
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for now in 0..rows.len() {
-            let x = normed(&rows[now], &names.attention_norm);
-            let queries = place(project(&x, &names.query, &names.query_bias), &names.query_norm, now);
+            let x = by(&rows[now], &names.attention_norm);
+            let queries = place(project(&x, &heads.query, &heads.query_bias), &names.query_norm, now);
             let halved = |x: Vec<f32>| x.into_iter().map(|v| f16::from_f32(v).to_f32()).collect::<Vec<_>>();
-            keys.push(halved(place(project(&x, &names.key, &names.key_bias), &names.key_norm, now)));
-            values.push(halved(project(&x, &names.value, &names.value_bias)));
+            keys.push(halved(place(project(&x, &heads.key, &heads.key_bias), &names.key_norm, now)));
+            values.push(halved(project(&x, &heads.value, &heads.value_bias)));
             let first = config.windows[layer].map_or(0, |window| (now + 1).saturating_sub(window));
             let mut attended = vec![0.0; config.heads * value];
             for head in 0..config.heads {
@@ -91,34 +94,35 @@ pub(super) fn logits(gguf: &Gguf, tokens: &[u32]) -> Vec<Vec<f32>> {
                 }
             }
             let mut out = project(&attended, &names.attention_output, &names.attention_output_bias);
-            if let Some(post) = &names.post_attention_norm {
-                out = normed(&out, post);
+            if names.post_attention_norm.is_some() {
+                out = by(&out, &names.post_attention_norm);
             }
             add(&mut rows[now], &out);
-            let x = normed(&rows[now], &names.feed_forward_norm);
-            let gated: Vec<f32> = multiply(&x, &get(&names.gate))
+            let x = by(&rows[now], &names.feed_forward_norm);
+            let FeedForward::Dense(dense) = &names.feed_forward else { panic!("experts") };
+            let gated: Vec<f32> = multiply(&x, &get(dense.gate.as_ref().unwrap()))
                 .into_iter()
-                .zip(multiply(&x, &get(&names.up)))
+                .zip(multiply(&x, &get(&dense.up)))
                 .map(|(gate, up)| {
                     let x = f64::from(gate);
                     let open = match config.activation {
                         Activation::Silu => x / (1.0 + (-x).exp()),
-                        Activation::GeluTanh => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x.powi(3))).tanh()),
+                        _ => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x.powi(3))).tanh()),
                     };
                     open as f32 * up
                 })
                 .collect();
-            let mut out = multiply(&gated, &get(&names.down));
-            if let Some(post) = &names.post_feed_forward_norm {
-                out = normed(&out, post);
+            let mut out = multiply(&gated, &get(&dense.down));
+            if names.post_feed_forward_norm.is_some() {
+                out = by(&out, &names.post_feed_forward_norm);
             }
             add(&mut rows[now], &out);
         }
     }
-    let head = get(&config.tensors.head);
+    let head = weights(gguf, &config.tensors.head);
     rows.iter()
         .map(|row| {
-            let logits = multiply(&normed(row, &config.tensors.output_norm), &head);
+            let logits = multiply(&normed(row, &config.tensors.output_norm.weight), &head);
             logits.into_iter().map(|v| config.logit_softcap.map_or(v, |cap| cap * (v / cap).tanh())).collect()
         })
         .collect()

@@ -1,6 +1,6 @@
 //! The dialling end of the handshake.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES, Verdict};
 use super::link::TcpLink;
 use super::{TcpProvider, set_buffers};
-use crate::env::{Clock, Instant};
-use crate::link::{CloseReason, LinkOptions, NAP};
+use crate::env::Instant;
+use crate::link::{CloseReason, LinkOptions};
+use crate::provider::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES, Verdict};
+use crate::provider::words::Words;
 use crate::provider::{DialError, Endpoint, ProviderKind, Ticket};
 
 /// First pause before a peer that was too busy to answer is dialled again; doubled each time.
@@ -29,6 +30,7 @@ enum Failed {
 
 impl TcpProvider {
     /// Connects and proves both ends.
+    #[expect(clippy::disallowed_methods, reason = "a thread of real sockets: a busy listener gives no event to wait for")]
     pub(super) fn dial_address(
         &self,
         address: SocketAddr,
@@ -109,40 +111,5 @@ fn reason(error: &std::io::Error) -> CloseReason {
     match error.kind() {
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => CloseReason::Peer,
         _ => CloseReason::Broken(error.to_string()),
-    }
-}
-
-/// Short, fixed-length speech with one deadline for all of it.
-struct Words<'a> {
-    stream: &'a TcpStream,
-    clock: &'a dyn Clock,
-    deadline: Instant,
-}
-
-impl Words<'_> {
-    fn left(&self) -> std::io::Result<Duration> {
-        let left = self.deadline.since(self.clock.now());
-        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left.clamp(Duration::from_millis(1), NAP)) }
-    }
-
-    fn say(&self, words: &[u8]) -> std::io::Result<()> {
-        // The first bytes of a fresh connection fit its buffer, so this does not wait.
-        self.stream.set_write_timeout(Some(self.left()?))?;
-        (&*self.stream).write_all(words)
-    }
-
-    fn hear(&self, words: &mut [u8]) -> std::io::Result<()> {
-        let mut heard = 0;
-        while heard < words.len() {
-            self.stream.set_read_timeout(Some(self.left()?))?;
-            let mut stream = self.stream;
-            match stream.read(&mut words[heard..]) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(bytes) => heard += bytes,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
     }
 }

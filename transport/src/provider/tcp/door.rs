@@ -11,11 +11,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use super::handshake::{self, CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES};
 use super::link::{Liveness, TcpLink};
 use crate::Effects;
 use crate::env::Instant;
 use crate::link::{LinkOptions, lock};
+use crate::provider::handshake::{self, CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES};
 use crate::provider::{Desk, Ticket};
 
 /// Strangers that are heard at a time.

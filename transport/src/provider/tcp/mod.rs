@@ -6,7 +6,7 @@
 mod addresses;
 mod dial;
 mod door;
-mod handshake;
+
 mod link;
 #[cfg(test)]
 mod tests;
@@ -78,26 +78,27 @@ struct Running {
 }
 
 impl TcpProvider {
-    /// Starts to listen.
+    /// Starts to listen, with a desk of its own.
     ///
     /// # Errors
     /// [`StartError`] if an address cannot be had or a thread not be started.
     pub fn new(effects: Effects, options: TcpOptions) -> Result<Self, StartError> {
+        let desk = Desk::new(ProviderKind::Tcp, Arc::clone(&effects.clock));
+        Self::with_desk(effects, options, desk)
+    }
+
+    /// Starts to listen for peers whose tickets are those of `desk`.
+    ///
+    /// # Errors
+    /// [`StartError`] if an address cannot be had or a thread not be started.
+    pub fn with_desk(effects: Effects, options: TcpOptions, desk: Arc<Desk>) -> Result<Self, StartError> {
         let listeners = listen(&options)?;
         let mut listening = Vec::new();
         for listener in &listeners {
             let unknown = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
             listening.push(listener.local_addr().map_err(|source| StartError::Listen { address: unknown, source })?);
         }
-        let provider = Self {
-            desk: Desk::new(ProviderKind::Tcp, Arc::clone(&effects.clock)),
-            links: Arc::default(),
-            listening,
-            stop: Arc::default(),
-            running: Mutex::default(),
-            effects,
-            options,
-        };
+        let provider = Self { desk, links: Arc::default(), listening, stop: Arc::default(), running: Mutex::default(), effects, options };
         // From here on dropping the provider ends what has been started.
         provider.start(listeners).map_err(StartError::Thread)?;
         Ok(provider)
@@ -178,6 +179,7 @@ fn set_buffers(socket: &Socket, options: &TcpOptions) -> std::io::Result<()> {
 }
 
 /// Hands connections to the door until the provider stops.
+#[expect(clippy::disallowed_methods, reason = "a thread of real sockets, with nothing to wait on when the system has no descriptors")]
 fn take_in(listener: &TcpListener, newcomers: &SyncSender<(TcpStream, SocketAddr)>, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         match listener.accept() {

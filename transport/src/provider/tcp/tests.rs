@@ -5,11 +5,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::handshake::{self, CHALLENGE_BYTES, HELLO_BYTES, VERDICT_BYTES};
 use super::{TcpOptions, TcpProvider};
 use crate::Effects;
 use crate::env::{Join, SystemRng};
 use crate::link::{CloseReason, Link, LinkOptions, RecvError, SendError};
+use crate::provider::handshake::{self, CHALLENGE_BYTES, HELLO_BYTES, VERDICT_BYTES};
 use crate::provider::{DialError, Endpoint, Provider, Ticket};
 use crate::testing::{effects, soon};
 

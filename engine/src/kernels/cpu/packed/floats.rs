@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 
 use super::GROUP;
-use crate::kernels::cpu::simd::Simd;
+use crate::kernels::cpu::simd::Vector;
 
 /// One column of sixteen rows.
 pub(super) trait Float: Pod + Send + Sync {
@@ -13,7 +13,7 @@ pub(super) trait Float: Pod + Send + Sync {
     /// The value of `row`.
     fn value(&self, row: usize) -> f32;
     /// All values.
-    fn load<S: Simd>(&self, s: S) -> S::F;
+    fn load<V: Vector>(&self, v: V) -> V::F;
 }
 
 /// IEEE single precision.
@@ -41,8 +41,8 @@ impl Float for Single {
     }
 
     #[inline(always)]
-    fn load<S: Simd>(&self, s: S) -> S::F {
-        s.load(&self.0)
+    fn load<V: Vector>(&self, v: V) -> V::F {
+        v.load(&self.0)
     }
 }
 
@@ -56,8 +56,8 @@ impl Float for Half {
     }
 
     #[inline(always)]
-    fn load<S: Simd>(&self, s: S) -> S::F {
-        s.load_half(&self.0)
+    fn load<V: Vector>(&self, v: V) -> V::F {
+        v.load_half(&self.0)
     }
 }
 
@@ -71,7 +71,7 @@ impl Float for Brain {
     }
 
     #[inline(always)]
-    fn load<S: Simd>(&self, s: S) -> S::F {
-        s.load_brain(&self.0)
+    fn load<V: Vector>(&self, v: V) -> V::F {
+        v.load_brain(&self.0)
     }
 }

@@ -13,8 +13,8 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 
 use super::GROUP;
-use crate::kernels::cpu::activations::ActivationBlock;
-use crate::kernels::cpu::simd::{BLOCK, Simd};
+use crate::kernels::cpu::activations::Tile;
+use crate::kernels::cpu::simd::{BLOCK, Vector};
 
 /// A block of sixteen rows.
 pub(super) trait Format: Pod + Send + Sync {
@@ -27,56 +27,78 @@ pub(super) trait Format: Pod + Send + Sync {
     /// Writes one row as plain numbers, with the roundings of [`quant::dequantise`](crate::quant::dequantise).
     fn row(&self, row: usize, out: &mut [f32]);
 
-    /// Adds the rows' products with `T` rows of activations, [`PARTS`](Self::PARTS) blocks each, to their totals.
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]);
+    /// Adds the rows' products with the rows of activations in `x`, [`PARTS`](Self::PARTS) of them, to their totals.
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]);
 }
 
-fn half_bits(bytes: &[u8]) -> u16 {
+pub(super) fn half_bits(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-fn half(bits: u16) -> f32 {
+pub(super) fn half(bits: u16) -> f32 {
     f16::from_bits(bits).to_f32()
 }
 
-/// Unsigned weights of 4, 5 or 6 bits: nibbles and, for the wider ones, further bits. The order of the bits is described at
-/// [`Simd::dot_unsigned`].
+/// Four bytes of a block: elements, or parts of elements, that stay together.
 #[inline(always)]
-fn place(row: usize, element: usize) -> (usize, usize, usize) {
-    let (half, j, i) = (element / 16, element % 16 / 4, element % 4);
-    (64 * j + 4 * row + i, 4 * row + i, 4 * half + j)
+pub(super) fn four(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-fn put_low(low: &mut [u8; 256], row: usize, element: usize, value: u8) {
-    let (byte, _, bit) = place(row, element);
-    let shift = bit / 4 * 4;
-    low[byte] = low[byte] & !(15 << shift) | (value & 15) << shift;
+/// Sets four bytes of a row.
+#[inline(always)]
+fn put_four(bytes: &mut [u8], at: usize, four: u32) {
+    bytes[at..at + 4].copy_from_slice(&four.to_le_bytes());
 }
 
-fn low(low: &[u8; 256], row: usize, element: usize) -> u8 {
-    let (byte, _, bit) = place(row, element);
-    low[byte] >> (bit / 4 * 4) & 15
+/// Sets a row's low four bits from those of its elements, which `elements` gives from `4·j` on, in the low nibbles of four bytes. The
+/// order is described at [`Vector::dot_fours`] and its like.
+#[inline(always)]
+pub(super) fn put_low(low: &mut [u8; 256], row: usize, elements: impl Fn(usize) -> u32) {
+    const NIBBLES: u32 = 0x0f0f_0f0f;
+    for j in 0..4 {
+        put_four(low, 64 * j + 4 * row, elements(j) & NIBBLES | (elements(4 + j) & NIBBLES) << 4);
+    }
 }
 
-fn put_fifth(high: &mut [u8; 64], row: usize, element: usize, value: u8) {
-    let (_, byte, bit) = place(row, element);
-    high[byte] = high[byte] & !(1 << bit) | (value >> 4 & 1) << bit;
+/// Sets a row's fifth bits, which `elements` gives in the lowest bits of four bytes.
+#[inline(always)]
+fn put_fifths(high: &mut [u8; 64], row: usize, elements: impl Fn(usize) -> u32) {
+    let bits = (0..8).fold(0, |bits, j| bits | (elements(j) & 0x0101_0101) << j);
+    put_four(high, 4 * row, bits);
+}
+
+/// Sets a row's fifth and sixth bits, which `elements` gives in the two lowest bits of four bytes.
+#[inline(always)]
+fn put_uppers(high: &mut [u8; 128], row: usize, elements: impl Fn(usize) -> u32) {
+    for half in 0..2 {
+        let bits = (0..4).fold(0, |bits, j| bits | (elements(4 * half + j) & 0x0303_0303) << (2 * j));
+        put_four(high, 64 * half + 4 * row, bits);
+    }
+}
+
+pub(super) fn low(low: &[u8; 256], row: usize, element: usize) -> u8 {
+    low[64 * (element % 16 / 4) + 4 * row + element % 4] >> (element / 16 * 4) & 15
 }
 
 fn fifth(high: &[u8; 64], row: usize, element: usize) -> u8 {
-    let (_, byte, bit) = place(row, element);
-    (high[byte] >> bit & 1) << 4
-}
-
-fn put_upper(high: &mut [u8; 128], row: usize, element: usize, value: u8) {
-    let (_, byte, bit) = place(row, element);
-    let (byte, shift) = (64 * (bit / 4) + byte, bit % 4 * 2);
-    high[byte] = high[byte] & !(3 << shift) | (value >> 4 & 3) << shift;
+    (high[4 * row + element % 4] >> (element / 4) & 1) << 4
 }
 
 fn upper(high: &[u8; 128], row: usize, element: usize) -> u8 {
-    let (_, byte, bit) = place(row, element);
-    (high[64 * (bit / 4) + byte] >> (bit % 4 * 2) & 3) << 4
+    (high[64 * (element / 16) + 4 * row + element % 4] >> (element % 16 / 4 * 2) & 3) << 4
+}
+
+/// The nibbles of the simple formats: element `i` in the low half of byte `i`, element `16 + i` in the high one.
+fn nibbles(bytes: &[u8]) -> impl Fn(usize) -> u32 {
+    |j| four(bytes, 4 * (j % 4)) >> (j / 4 * 4)
+}
+
+/// The fifth bits of the simple formats: bit `i` of four bytes is that of element `i`.
+fn fifth_bits(bytes: &[u8]) -> impl Fn(usize) -> u32 {
+    let bits = four(bytes, 0);
+    // The four lowest bits, one to each byte: products with these powers of two do not meet in their lowest bits.
+    move |j| ((bits >> (4 * j) & 15) * 0x0020_4081) & 0x0101_0101
 }
 
 /// The six-bit scale and offset of part `part` of eight, from the twelve bytes of Q4_K and Q5_K: see
@@ -89,45 +111,27 @@ fn six_bits(packed: &[u8], part: usize) -> (u8, u8) {
     }
 }
 
-/// Integer sums of unsigned weights, less `centre` times the activations' sum.
+/// A single row waits for memory; more rows find the weights in a cache.
 #[inline(always)]
-fn centred<S: Simd, const T: usize>(s: S, sums: [S::I; T], x: [&[ActivationBlock]; T], part: usize, centre: i32) -> [S::I; T] {
-    let mut sums = sums;
-    for t in 0..T {
-        let [a, b] = x[t][part].sums;
-        sums[t] = s.sub_ints(sums[t], s.splat_int(centre * (a + b)));
-    }
-    sums
-}
-
-#[inline(always)]
-fn add_scaled<S: Simd, const T: usize>(
-    s: S,
-    sums: [S::I; T],
-    scale: S::F,
-    x: [&[ActivationBlock]; T],
-    part: usize,
-    totals: &mut [S::F; T],
-) {
-    for t in 0..T {
-        let product = s.mul(s.to_floats(sums[t]), scale);
-        totals[t] = s.fma(product, s.splat(x[t][part].scale), totals[t]);
+pub(super) fn fetch_after<V: Vector, F: Pod, const T: usize>(v: V, weights: &F) {
+    if T == 1 {
+        v.fetch_after(weights);
     }
 }
 
 #[inline(always)]
-fn values<const T: usize>(x: [&[ActivationBlock]; T], part: usize) -> [&[i8; BLOCK]; T] {
-    x.map(|x| &x[part].values)
+pub(super) fn add_scaled<V: Vector, const T: usize>(v: V, sums: [V::I; T], scale: V::F, x: &Tile<T>, totals: &mut [V::F; T]) {
+    for t in 0..T {
+        let product = v.mul(v.to_floats(sums[t]), scale);
+        totals[t] = v.fma(product, v.splat(x.scale[t]), totals[t]);
+    }
 }
 
 #[inline(always)]
-fn dot_fives<S: Simd, const T: usize>(s: S, low: &[u8; 256], high: &[u8; 64], x: [&[ActivationBlock]; T], part: usize) -> [S::I; T] {
-    let halves = s.dot_unsigned::<1, T>(low, high, values(x, part));
-    let mut sums = [s.zero_ints(); T];
+fn add_offset<V: Vector, const T: usize>(v: V, offset: V::F, x: &Tile<T>, totals: &mut [V::F; T]) {
     for t in 0..T {
-        sums[t] = s.add_ints(halves[t][0], halves[t][1]);
+        totals[t] = v.fma(offset, v.splat(x.scaled_sum[t]), totals[t]);
     }
-    sums
 }
 
 /// `scale · (w − 8)`, four bits.
@@ -143,10 +147,7 @@ impl Format for Q4_0 {
 
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
-        for (i, byte) in bytes[2..18].iter().enumerate() {
-            put_low(&mut self.low, row, i, *byte);
-            put_low(&mut self.low, row, 16 + i, byte >> 4);
-        }
+        put_low(&mut self.low, row, nibbles(&bytes[2..18]));
     }
 
     fn row(&self, row: usize, out: &mut [f32]) {
@@ -157,9 +158,10 @@ impl Format for Q4_0 {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let sums = centred(s, s.dot_nibbles::<T>(&self.low, values(x, 0)), x, 0, 8);
-        add_scaled(s, sums, s.load_half(&self.scale), x, 0, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        fetch_after::<V, _, T>(v, self);
+        let sums = v.dot_fours::<T, true>(&self.low, &x[0]);
+        add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
     }
 }
 
@@ -178,10 +180,7 @@ impl Format for Q4_1 {
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
         self.offset[row] = half_bits(&bytes[2..]);
-        for (i, byte) in bytes[4..20].iter().enumerate() {
-            put_low(&mut self.low, row, i, *byte);
-            put_low(&mut self.low, row, 16 + i, byte >> 4);
-        }
+        put_low(&mut self.low, row, nibbles(&bytes[4..20]));
     }
 
     fn row(&self, row: usize, out: &mut [f32]) {
@@ -192,12 +191,11 @@ impl Format for Q4_1 {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        add_scaled(s, s.dot_nibbles::<T>(&self.low, values(x, 0)), s.load_half(&self.scale), x, 0, totals);
-        let offset = s.load_half(&self.offset);
-        for t in 0..T {
-            totals[t] = s.fma(offset, s.splat(x[t][0].scaled_sum), totals[t]);
-        }
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        fetch_after::<V, _, T>(v, self);
+        let sums = v.dot_fours::<T, false>(&self.low, &x[0]);
+        add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
+        add_offset(v, v.load_half(&self.offset), &x[0], totals);
     }
 }
 
@@ -210,23 +208,13 @@ pub(super) struct Q5_0 {
     scale: [u16; GROUP],
 }
 
-fn put_fives(low: &mut [u8; 256], high: &mut [u8; 64], row: usize, fifths: &[u8], nibbles: &[u8]) {
-    let fifths = u32::from_le_bytes([fifths[0], fifths[1], fifths[2], fifths[3]]);
-    let bit = |element: usize| (fifths >> element & 1) as u8;
-    for (i, byte) in nibbles.iter().enumerate() {
-        for (element, nibble) in [(i, byte & 15), (16 + i, byte >> 4)] {
-            put_low(low, row, element, nibble);
-            put_fifth(high, row, element, bit(element) << 4);
-        }
-    }
-}
-
 impl Format for Q5_0 {
     const PARTS: usize = 1;
 
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
-        put_fives(&mut self.low, &mut self.high, row, &bytes[2..6], &bytes[6..22]);
+        put_fifths(&mut self.high, row, fifth_bits(&bytes[2..6]));
+        put_low(&mut self.low, row, nibbles(&bytes[6..22]));
     }
 
     fn row(&self, row: usize, out: &mut [f32]) {
@@ -238,9 +226,10 @@ impl Format for Q5_0 {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let sums = centred(s, dot_fives(s, &self.low, &self.high, x, 0), x, 0, 16);
-        add_scaled(s, sums, s.load_half(&self.scale), x, 0, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        fetch_after::<V, _, T>(v, self);
+        let sums = v.dot_fives::<T, true>(&self.low, &self.high, &x[0]);
+        add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
     }
 }
 
@@ -260,7 +249,8 @@ impl Format for Q5_1 {
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
         self.offset[row] = half_bits(&bytes[2..]);
-        put_fives(&mut self.low, &mut self.high, row, &bytes[4..8], &bytes[8..24]);
+        put_fifths(&mut self.high, row, fifth_bits(&bytes[4..8]));
+        put_low(&mut self.low, row, nibbles(&bytes[8..24]));
     }
 
     fn row(&self, row: usize, out: &mut [f32]) {
@@ -272,12 +262,11 @@ impl Format for Q5_1 {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        add_scaled(s, dot_fives(s, &self.low, &self.high, x, 0), s.load_half(&self.scale), x, 0, totals);
-        let offset = s.load_half(&self.offset);
-        for t in 0..T {
-            totals[t] = s.fma(offset, s.splat(x[t][0].scaled_sum), totals[t]);
-        }
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        fetch_after::<V, _, T>(v, self);
+        let sums = v.dot_fives::<T, false>(&self.low, &self.high, &x[0]);
+        add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
+        add_offset(v, v.load_half(&self.offset), &x[0], totals);
     }
 }
 
@@ -294,8 +283,9 @@ impl Format for Q8_0 {
 
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
-        for (i, byte) in bytes[2..34].iter().enumerate() {
-            self.bytes[64 * (i / 4) + 4 * row + i % 4] = *byte as i8;
+        let to: &mut [u8; 512] = bytemuck::cast_mut(&mut self.bytes);
+        for j in 0..8 {
+            put_four(to, 64 * j + 4 * row, four(&bytes[2..34], 4 * j));
         }
     }
 
@@ -307,28 +297,28 @@ impl Format for Q8_0 {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        add_scaled(s, s.dot_signed::<T>(&self.bytes, values(x, 0)), s.load_half(&self.scale), x, 0, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        fetch_after::<V, _, T>(v, self);
+        let sums = v.dot_eights::<T>(&self.bytes, &x[0]);
+        add_scaled(v, sums, v.load_half(&self.scale), &x[0], totals);
     }
 }
 
 /// Adds products of a K-quant's part whose scale and offset are small integers times those of the block.
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "the parts of one formula")]
-fn add_k<S: Simd, const T: usize>(
-    s: S,
-    sums: [S::I; T],
-    (scale, scales): (S::F, &[u8; GROUP]),
-    (offset, offsets): (S::F, &[u8; GROUP]),
-    x: [&[ActivationBlock]; T],
-    part: usize,
-    totals: &mut [S::F; T],
+fn add_k<V: Vector, const T: usize>(
+    v: V,
+    sums: [V::I; T],
+    (scale, scales): (V::F, &[u8; GROUP]),
+    (offset, offsets): (V::F, &[u8; GROUP]),
+    x: &Tile<T>,
+    totals: &mut [V::F; T],
 ) {
-    let scale = s.mul(scale, s.to_floats(s.load_u8(scales)));
-    let offset = s.mul(offset, s.to_floats(s.load_u8(offsets)));
-    add_scaled(s, sums, scale, x, part, totals);
+    let scale = v.mul(scale, v.to_floats(v.load_u8(scales)));
+    let offset = v.mul(offset, v.to_floats(v.load_u8(offsets)));
+    add_scaled(v, sums, scale, x, totals);
     for t in 0..T {
-        totals[t] = s.neg_fma(offset, s.splat(x[t][part].scaled_sum), totals[t]);
+        totals[t] = v.neg_fma(offset, v.splat(x.scaled_sum[t]), totals[t]);
     }
 }
 
@@ -355,12 +345,11 @@ impl Format for Q4K {
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
         self.offset[row] = half_bits(&bytes[2..]);
-        let (packed, nibbles) = (&bytes[4..16], &bytes[16..144]);
+        let (packed, (nibbles, _)) = (&bytes[4..16], bytes[16..144].as_chunks::<32>());
         for (p, part) in self.parts.iter_mut().enumerate() {
             (part.scales[row], part.offsets[row]) = six_bits(packed, p);
-            for (i, byte) in nibbles[p / 2 * 32..][..32].iter().enumerate() {
-                put_low(&mut part.low, row, i, byte >> (p % 2 * 4));
-            }
+            let nibbles = &nibbles[p / 2];
+            put_low(&mut part.low, row, |j| four(nibbles, 4 * j) >> (p % 2 * 4));
         }
     }
 
@@ -375,11 +364,12 @@ impl Format for Q4K {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let (scale, offset) = (s.load_half(&self.scale), s.load_half(&self.offset));
-        for (p, part) in self.parts.iter().enumerate() {
-            let sums = s.dot_nibbles::<T>(&part.low, values(x, p));
-            add_k(s, sums, (scale, &part.scales), (offset, &part.offsets), x, p, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let (scale, offset) = (v.load_half(&self.scale), v.load_half(&self.offset));
+        for (part, x) in self.parts.iter().zip(x) {
+            fetch_after::<V, _, T>(v, part);
+            let sums = v.dot_fours::<T, false>(&part.low, x);
+            add_k(v, sums, (scale, &part.scales), (offset, &part.offsets), x, totals);
         }
     }
 }
@@ -408,13 +398,12 @@ impl Format for Q5K {
     fn put(&mut self, row: usize, bytes: &[u8]) {
         self.scale[row] = half_bits(bytes);
         self.offset[row] = half_bits(&bytes[2..]);
-        let (packed, fifths, nibbles) = (&bytes[4..16], &bytes[16..48], &bytes[48..176]);
+        let (packed, fifths, (nibbles, _)) = (&bytes[4..16], &bytes[16..48], bytes[48..176].as_chunks::<32>());
         for (p, part) in self.parts.iter_mut().enumerate() {
             (part.scales[row], part.offsets[row]) = six_bits(packed, p);
-            for (i, byte) in nibbles[p / 2 * 32..][..32].iter().enumerate() {
-                put_low(&mut part.low, row, i, byte >> (p % 2 * 4));
-                put_fifth(&mut part.high, row, i, fifths[i] >> p << 4);
-            }
+            let nibbles = &nibbles[p / 2];
+            put_low(&mut part.low, row, |j| four(nibbles, 4 * j) >> (p % 2 * 4));
+            put_fifths(&mut part.high, row, |j| four(fifths, 4 * j) >> p);
         }
     }
 
@@ -430,11 +419,12 @@ impl Format for Q5K {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let (scale, offset) = (s.load_half(&self.scale), s.load_half(&self.offset));
-        for (p, part) in self.parts.iter().enumerate() {
-            let sums = dot_fives(s, &part.low, &part.high, x, p);
-            add_k(s, sums, (scale, &part.scales), (offset, &part.offsets), x, p, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let (scale, offset) = (v.load_half(&self.scale), v.load_half(&self.offset));
+        for (part, x) in self.parts.iter().zip(x) {
+            fetch_after::<V, _, T>(v, part);
+            let sums = v.dot_fives::<T, false>(&part.low, &part.high, x);
+            add_k(v, sums, (scale, &part.scales), (offset, &part.offsets), x, totals);
         }
     }
 }
@@ -459,16 +449,15 @@ impl Format for Q6K {
     const PARTS: usize = 8;
 
     fn put(&mut self, row: usize, bytes: &[u8]) {
-        let (nibbles, uppers, scales) = (&bytes[..128], &bytes[128..192], &bytes[192..208]);
+        let ((nibbles, _), (uppers, _)) = (bytes[..128].as_chunks::<32>(), bytes[128..192].as_chunks::<32>());
+        let scales = &bytes[192..208];
         self.scale[row] = half_bits(&bytes[208..]);
         for (p, part) in self.parts.iter_mut().enumerate() {
             // Four parts to each half of the block: two in low nibbles, two in high ones.
             let (half, quarter) = (p / 4, p % 4);
-            for i in 0..BLOCK {
-                let nibble = nibbles[64 * half + 32 * (quarter % 2) + i] >> (quarter / 2 * 4);
-                put_low(&mut part.low, row, i, nibble);
-                put_upper(&mut part.high, row, i, uppers[32 * half + i] >> (quarter * 2) << 4);
-            }
+            let (nibbles, uppers) = (&nibbles[2 * half + quarter % 2], &uppers[half]);
+            put_low(&mut part.low, row, |j| four(nibbles, 4 * j) >> (quarter / 2 * 4));
+            put_uppers(&mut part.high, row, |j| four(uppers, 4 * j) >> (quarter * 2));
             for half in 0..2 {
                 part.scales[half][row] = scales[2 * p + half] as i8;
             }
@@ -486,19 +475,12 @@ impl Format for Q6K {
     }
 
     #[inline(always)]
-    fn add_products<S: Simd, const T: usize>(&self, s: S, x: [&[ActivationBlock]; T], totals: &mut [S::F; T]) {
-        let scale = s.load_half(&self.scale);
-        for (p, part) in self.parts.iter().enumerate() {
-            let halves = s.dot_unsigned::<2, T>(&part.low, &part.high, values(x, p));
-            let scales = [s.load_i8(&part.scales[0]), s.load_i8(&part.scales[1])];
-            let mut sums = [s.zero_ints(); T];
-            for t in 0..T {
-                for half in 0..2 {
-                    let centred = s.sub_ints(halves[t][half], s.splat_int(32 * x[t][p].sums[half]));
-                    sums[t] = s.add_ints(sums[t], s.mul_ints(centred, scales[half]));
-                }
-            }
-            add_scaled(s, sums, scale, x, p, totals);
+    fn add_products<V: Vector, const T: usize>(&self, v: V, x: &[Tile<T>], totals: &mut [V::F; T]) {
+        let scale = v.load_half(&self.scale);
+        for (part, x) in self.parts.iter().zip(x) {
+            fetch_after::<V, _, T>(v, part);
+            let sums = v.dot_sixes::<T>(&part.low, &part.high, &part.scales, x);
+            add_scaled(v, sums, scale, x, totals);
         }
     }
 }

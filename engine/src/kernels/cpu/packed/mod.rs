@@ -3,22 +3,26 @@
 //! Rows are taken in groups of sixteen, one for each lane; the last group is filled up with rows of zeros. Within a
 //! group blocks follow each other along the columns, and a block holds, for its sixteen rows, four columns of the first
 //! row, four of the second and so on: what one step of an integer dot product takes. Nothing is rounded, and a
-//! matrix takes the memory that it takes in the file, but for the scales of Q4_K and Q5_K, whose six bits become a byte.
+//! matrix takes the memory that it takes in the file, but for the scales of Q4_K and Q5_K, whose six bits become a byte, and for types
+//! of less than four bits, which become nibbles.
 
 mod floats;
 mod formats;
+mod levels;
 #[cfg(test)]
 mod tests;
 
-use std::collections::TryReserveError;
+use std::io;
 
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
-use super::activations::ActivationBlock;
-use super::simd::{BLOCK, LANES, Op, Simd};
-use crate::quant::BlockType;
+use super::activations::{ActivationBlock, Tile};
+use super::memory::{Memory, Piece};
+use super::simd::{BLOCK, LANES, PartOp, Vector};
+use crate::quant::{self, BlockType};
 
 use floats::{Brain, Float, Half, Single};
+use levels::{Iq4Nl, LongLevels, Mxfp4, Q2K};
 
 /// Rows of a group.
 pub(crate) const GROUP: usize = LANES;
@@ -34,17 +38,21 @@ pub(crate) struct PackedMatrix {
 /// Groups of rows, one after the other.
 #[derive(Debug, Clone)]
 enum Data {
-    Q4_0(Vec<Q4_0>),
-    Q4_1(Vec<Q4_1>),
-    Q5_0(Vec<Q5_0>),
-    Q5_1(Vec<Q5_1>),
-    Q8_0(Vec<Q8_0>),
-    Q4K(Vec<Q4K>),
-    Q5K(Vec<Q5K>),
-    Q6K(Vec<Q6K>),
-    Single(Vec<Single>),
-    Half(Vec<Half>),
-    Brain(Vec<Brain>),
+    Q4_0(Piece<Q4_0>),
+    Q4_1(Piece<Q4_1>),
+    Q5_0(Piece<Q5_0>),
+    Q5_1(Piece<Q5_1>),
+    Q8_0(Piece<Q8_0>),
+    Q4K(Piece<Q4K>),
+    Q5K(Piece<Q5K>),
+    Q6K(Piece<Q6K>),
+    Q2K(Piece<Q2K>),
+    Iq4Nl(Piece<Iq4Nl>),
+    Mxfp4(Piece<Mxfp4>),
+    LongLevels(Piece<LongLevels>),
+    Single(Piece<Single>),
+    Half(Piece<Half>),
+    Brain(Piece<Brain>),
 }
 
 /// Does the same with whichever vector of quantised blocks or float lanes there is.
@@ -59,6 +67,10 @@ macro_rules! each {
             Data::Q4K($quantised) => $with_blocks,
             Data::Q5K($quantised) => $with_blocks,
             Data::Q6K($quantised) => $with_blocks,
+            Data::Q2K($quantised) => $with_blocks,
+            Data::Iq4Nl($quantised) => $with_blocks,
+            Data::Mxfp4($quantised) => $with_blocks,
+            Data::LongLevels($quantised) => $with_blocks,
             Data::Single($floats) => $with_floats,
             Data::Half($floats) => $with_floats,
             Data::Brain($floats) => $with_floats,
@@ -91,8 +103,8 @@ pub(crate) enum PackError {
         rows: usize,
         /// Columns.
         columns: usize,
-        /// What the allocator said.
-        source: TryReserveError,
+        /// What the system said.
+        source: io::Error,
     },
 }
 
@@ -101,15 +113,16 @@ pub(crate) enum PackError {
 pub(crate) struct Input<'a> {
     /// Elements of a row.
     pub(crate) columns: usize,
-    /// Rows of `columns / 32` blocks; empty if no quantised matrix is there to take them.
+    /// Tiles of rows of `columns / 32` blocks; empty if no quantised matrix is there to take them.
     pub(crate) blocks: &'a [ActivationBlock],
-    /// Rows of `columns` numbers; empty if no float matrix is there to take them.
+    /// Tiles of rows of `columns` numbers: one column of the tile's rows after the other. Empty if no float matrix is there to take
+    /// them.
     pub(crate) floats: &'a [f32],
 }
 
 impl PackedMatrix {
     /// Packs `rows` rows of `columns` elements, given as GGUF stores them.
-    pub(crate) fn pack(block: BlockType, rows: usize, columns: usize, bytes: &[u8]) -> Result<Self, PackError> {
+    pub(crate) fn pack(to: &mut Memory, block: BlockType, rows: usize, columns: usize, bytes: &[u8]) -> Result<Self, PackError> {
         let shape = || PackError::Shape { bytes: bytes.len(), block, rows, columns };
         let row_bytes = block.row_bytes(columns).ok_or_else(shape)?;
         if row_bytes == 0 || row_bytes.checked_mul(rows) != Some(bytes.len()) {
@@ -117,17 +130,21 @@ impl PackedMatrix {
         }
         let memory = |source| PackError::Memory { rows, columns, source };
         let data = match block {
-            BlockType::Q4_0 => quantised(columns, row_bytes, bytes).map(Data::Q4_0),
-            BlockType::Q4_1 => quantised(columns, row_bytes, bytes).map(Data::Q4_1),
-            BlockType::Q5_0 => quantised(columns, row_bytes, bytes).map(Data::Q5_0),
-            BlockType::Q5_1 => quantised(columns, row_bytes, bytes).map(Data::Q5_1),
-            BlockType::Q8_0 => quantised(columns, row_bytes, bytes).map(Data::Q8_0),
-            BlockType::Q4_K => quantised(columns, row_bytes, bytes).map(Data::Q4K),
-            BlockType::Q5_K => quantised(columns, row_bytes, bytes).map(Data::Q5K),
-            BlockType::Q6_K => quantised(columns, row_bytes, bytes).map(Data::Q6K),
-            BlockType::F32 => floats(columns, row_bytes, bytes).map(Data::Single),
-            BlockType::F16 => floats(columns, row_bytes, bytes).map(Data::Half),
-            BlockType::BF16 => floats(columns, row_bytes, bytes).map(Data::Brain),
+            BlockType::Q4_0 => quantised(to, columns, row_bytes, bytes).map(Data::Q4_0),
+            BlockType::Q4_1 => quantised(to, columns, row_bytes, bytes).map(Data::Q4_1),
+            BlockType::Q5_0 => quantised(to, columns, row_bytes, bytes).map(Data::Q5_0),
+            BlockType::Q5_1 => quantised(to, columns, row_bytes, bytes).map(Data::Q5_1),
+            BlockType::Q8_0 => quantised(to, columns, row_bytes, bytes).map(Data::Q8_0),
+            BlockType::Q4_K => quantised(to, columns, row_bytes, bytes).map(Data::Q4K),
+            BlockType::Q5_K => quantised(to, columns, row_bytes, bytes).map(Data::Q5K),
+            BlockType::Q6_K => quantised(to, columns, row_bytes, bytes).map(Data::Q6K),
+            BlockType::Q2_K => quantised(to, columns, row_bytes, bytes).map(Data::Q2K),
+            BlockType::IQ4_NL => quantised(to, columns, row_bytes, bytes).map(Data::Iq4Nl),
+            BlockType::MXFP4 => quantised(to, columns, row_bytes, bytes).map(Data::Mxfp4),
+            BlockType::F32 => floats(to, columns, row_bytes, bytes).map(Data::Single),
+            BlockType::F16 => floats(to, columns, row_bytes, bytes).map(Data::Half),
+            BlockType::BF16 => floats(to, columns, row_bytes, bytes).map(Data::Brain),
+            other if has_long_levels(other) => packed(to, Some(LongLevels::of(other)), columns, row_bytes, bytes).map(Data::LongLevels),
             other => return Err(PackError::Unsupported(other)),
         };
         Ok(Self { rows, columns, data: data.map_err(memory)? })
@@ -144,9 +161,13 @@ impl PackedMatrix {
             BlockType::Q4_K => spanned::<Q4K>(),
             BlockType::Q5_K => spanned::<Q5K>(),
             BlockType::Q6_K => spanned::<Q6K>(),
+            BlockType::Q2_K => spanned::<Q2K>(),
+            BlockType::IQ4_NL => spanned::<Iq4Nl>(),
+            BlockType::MXFP4 => spanned::<Mxfp4>(),
             BlockType::F32 => (1, size_of::<Single>()),
             BlockType::F16 => (1, size_of::<Half>()),
             BlockType::BF16 => (1, size_of::<Brain>()),
+            other if has_long_levels(other) => spanned::<LongLevels>(),
             _ => return None,
         };
         if !columns.is_multiple_of(span) {
@@ -173,7 +194,7 @@ impl PackedMatrix {
 
     /// Memory, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        each!(&self.data, blocks => size_of_val(blocks.as_slice()), lanes => size_of_val(lanes.as_slice()))
+        each!(&self.data, blocks => size_of_val::<[_]>(blocks), lanes => size_of_val::<[_]>(lanes))
     }
 
     /// Whether it takes activations in 8-bit blocks, rather than as they are.
@@ -201,27 +222,21 @@ impl PackedMatrix {
         );
     }
 
-    /// Products of group `group` with `T` rows of the input, from row `first` on. Each lane is a row of the matrix, and the
-    /// sum runs along the columns in order, whatever `T` is.
+    /// Products of group `group` with the `T` rows of the input's tile that begins with row `first`. Each lane is a row of the matrix, and
+    /// the sum runs along the columns in order, whatever `T` is.
     #[inline(always)]
-    pub(crate) fn tile<S: Simd, const T: usize>(&self, s: S, group: usize, input: &Input<'_>, first: usize) -> [S::F; T] {
+    pub(crate) fn tile<V: Vector, const T: usize>(&self, v: V, group: usize, input: &Input<'_>, first: usize) -> [V::F; T] {
         each!(&self.data,
             blocks => {
                 let (blocks, _) = group_of(blocks, self.columns, group);
                 let span = self.columns / BLOCK;
-                let mut x = [&input.blocks[..0]; T];
-                for (t, x) in x.iter_mut().enumerate() {
-                    *x = &input.blocks[(first + t) * span..][..span];
-                }
-                s.run(QuantisedTile::<S, _, T> { s, blocks, x })
+                let x = bytemuck::cast_slice(&input.blocks[first * span..(first + T) * span]);
+                v.call(QuantisedTile::<_, _, T> { v, blocks, x })
             },
             lanes => {
                 let lanes = &lanes[group * self.columns..][..self.columns];
-                let mut x = [&input.floats[..0]; T];
-                for (t, x) in x.iter_mut().enumerate() {
-                    *x = &input.floats[(first + t) * self.columns..][..self.columns];
-                }
-                s.run(FloatTile::<S, _, T> { s, lanes, x })
+                let (x, _) = input.floats[first * self.columns..(first + T) * self.columns].as_chunks();
+                v.call(FloatTile::<_, _, T> { v, lanes, x })
             }
         )
     }
@@ -240,76 +255,81 @@ fn group_of<F: Format>(blocks: &[F], columns: usize, group: usize) -> (&[F], usi
     (&blocks[group * count..][..count], span)
 }
 
-fn quantised<F: Format>(columns: usize, row_bytes: usize, bytes: &[u8]) -> Result<Vec<F>, TryReserveError> {
+/// Whether [`LongLevels`] holds blocks of the type.
+fn has_long_levels(block: BlockType) -> bool {
+    quant::levels(block).is_some() && block.block_len() == quant::LONGEST
+}
+
+fn quantised<F: Format>(to: &mut Memory, columns: usize, row_bytes: usize, bytes: &[u8]) -> io::Result<Piece<F>> {
+    packed(to, None, columns, row_bytes, bytes)
+}
+
+/// Packs rows into copies of `empty`, or of zeros.
+fn packed<F: Format>(to: &mut Memory, empty: Option<F>, columns: usize, row_bytes: usize, bytes: &[u8]) -> io::Result<Piece<F>> {
     let per_row = columns / (F::PARTS * BLOCK);
     let groups = (bytes.len() / row_bytes).div_ceil(GROUP);
-    let mut out = Vec::new();
-    out.try_reserve_exact(groups * per_row)?;
-    out.resize(groups * per_row, F::zeroed());
-    for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
-        let blocks = &mut out[row / GROUP * per_row..][..per_row];
-        for (block, bytes) in blocks.iter_mut().zip(bytes.chunks_exact(row_bytes / per_row)) {
-            block.put(row % GROUP, bytes);
+    to.filled(groups * per_row, |out: &mut [F]| {
+        if let Some(empty) = empty {
+            out.fill(empty);
         }
-    }
-    Ok(out)
+        for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+            let blocks = &mut out[row / GROUP * per_row..][..per_row];
+            for (block, bytes) in blocks.iter_mut().zip(bytes.chunks_exact(row_bytes / per_row)) {
+                block.put(row % GROUP, bytes);
+            }
+        }
+    })
 }
 
-fn floats<F: Float>(columns: usize, row_bytes: usize, bytes: &[u8]) -> Result<Vec<F>, TryReserveError> {
+fn floats<F: Float>(to: &mut Memory, columns: usize, row_bytes: usize, bytes: &[u8]) -> io::Result<Piece<F>> {
     let groups = (bytes.len() / row_bytes).div_ceil(GROUP);
-    let mut out = Vec::new();
-    out.try_reserve_exact(groups * columns)?;
-    out.resize(groups * columns, F::zeroed());
-    for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
-        let lanes = &mut out[row / GROUP * columns..][..columns];
-        for (column, bytes) in lanes.iter_mut().zip(bytes.chunks_exact(row_bytes / columns)) {
-            column.put(row % GROUP, bytes);
+    to.filled(groups * columns, |out: &mut [F]| {
+        for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+            let lanes = &mut out[row / GROUP * columns..][..columns];
+            for (column, bytes) in lanes.iter_mut().zip(bytes.chunks_exact(row_bytes / columns)) {
+                column.put(row % GROUP, bytes);
+            }
         }
-    }
-    Ok(out)
+    })
 }
 
-struct QuantisedTile<'a, S, F, const T: usize> {
-    s: S,
+struct QuantisedTile<'a, V, F, const T: usize> {
+    v: V,
     blocks: &'a [F],
-    x: [&'a [ActivationBlock]; T],
+    x: &'a [Tile<T>],
 }
 
-impl<S: Simd, F: Format, const T: usize> Op for QuantisedTile<'_, S, F, T> {
-    type Output = [S::F; T];
+impl<V: Vector, F: Format, const T: usize> PartOp for QuantisedTile<'_, V, F, T> {
+    type Output = [V::F; T];
 
     #[inline(always)]
-    fn eval<Same: Simd>(self, _: Same) -> [S::F; T] {
-        let s = self.s;
-        let mut totals = [s.splat(0.0); T];
-        for (b, block) in self.blocks.iter().enumerate() {
-            let mut x = [&self.x[0][..0]; T];
-            for (t, x) in x.iter_mut().enumerate() {
-                *x = &self.x[t][b * F::PARTS..][..F::PARTS];
-            }
-            block.add_products(s, x, &mut totals);
+    fn eval<Same: Vector>(self, _: Same) -> [V::F; T] {
+        let v = self.v;
+        let mut totals = [v.splat(0.0); T];
+        for (block, x) in self.blocks.iter().zip(self.x.chunks_exact(F::PARTS)) {
+            block.add_products(v, x, &mut totals);
         }
         totals
     }
 }
 
-struct FloatTile<'a, S, F, const T: usize> {
-    s: S,
+struct FloatTile<'a, V, F, const T: usize> {
+    v: V,
     lanes: &'a [F],
-    x: [&'a [f32]; T],
+    x: &'a [[f32; T]],
 }
 
-impl<S: Simd, F: Float, const T: usize> Op for FloatTile<'_, S, F, T> {
-    type Output = [S::F; T];
+impl<V: Vector, F: Float, const T: usize> PartOp for FloatTile<'_, V, F, T> {
+    type Output = [V::F; T];
 
     #[inline(always)]
-    fn eval<Same: Simd>(self, _: Same) -> [S::F; T] {
-        let s = self.s;
-        let mut totals = [s.splat(0.0); T];
-        for (column, lanes) in self.lanes.iter().enumerate() {
-            let weights = lanes.load(s);
+    fn eval<Same: Vector>(self, _: Same) -> [V::F; T] {
+        let v = self.v;
+        let mut totals = [v.splat(0.0); T];
+        for (lanes, x) in self.lanes.iter().zip(self.x) {
+            let weights = lanes.load(v);
             for t in 0..T {
-                totals[t] = s.fma(weights, s.splat(self.x[t][column]), totals[t]);
+                totals[t] = v.fma(weights, v.splat(x[t]), totals[t]);
             }
         }
         totals

@@ -5,9 +5,11 @@
 //! fixed order, and a fused multiply-add is fused everywhere (the portable set calls `f32::mul_add`). An instruction set
 //! differs only in how fast it is.
 //!
+//! Where a kernel needs many vectors at once it is written for a [`Vector`] instead: some of the sixteen lanes, as many as
+//! one of the machine's registers holds, and [`Simd::each_part`] runs it for all lanes, part after part.
+//!
 //! A value of an instruction set's type is the proof that this machine has it, because only detection makes one. A
-//! further set (AVX-512 with VNNI, NEON with dot products) is one more type with this trait and one more variant of
-//! [`Isa`].
+//! further set is one more type with these traits and one more variant of [`Isa`].
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -19,6 +21,10 @@ pub(crate) use scalar::Scalar;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
+
+use bytemuck::Pod;
+
+use super::activations::Tile;
 
 /// Lanes of a vector, whatever the width of the machine's registers.
 pub(crate) const LANES: usize = 16;
@@ -35,29 +41,39 @@ pub(crate) trait Op {
     fn eval<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// Sixteen lanes of `f32` and of `i32` on one instruction set.
+/// Lane-wise work that is compiled anew for each instruction set, and done for some lanes at a time.
+pub(crate) trait PartOp {
+    /// What it gives.
+    type Output;
+
+    /// Does the work. Implementations are `#[inline(always)]`.
+    fn eval<V: Vector>(self, vector: V) -> Self::Output;
+}
+
+/// All or some of sixteen lanes of `f32` and of `i32` on one instruction set. What reads or writes an array reads or writes the
+/// places of its lanes, and no others.
 ///
 /// Where a machine could differ the text says what is meant; `scalar.rs` is the definition.
-pub(crate) trait Simd: Copy + Send + Sync + 'static {
-    /// Sixteen `f32`.
+pub(crate) trait Vector: Copy + Send + Sync + 'static {
+    /// An `f32` in each lane.
     type F: Copy;
-    /// Sixteen `i32`.
+    /// An `i32` in each lane.
     type I: Copy;
 
-    /// Runs `op` compiled for this set.
-    fn run<O: Op>(self, op: O) -> O::Output;
+    /// Runs `op` on these lanes, as a function of its own.
+    fn call<O: PartOp>(self, op: O) -> O::Output;
 
     /// `value` in all lanes.
     fn splat(self, value: f32) -> Self::F;
-    /// Reads sixteen values.
+    /// Reads values.
     fn load(self, from: &[f32; LANES]) -> Self::F;
-    /// Writes sixteen values.
+    /// Writes values.
     fn store(self, value: Self::F, to: &mut [f32; LANES]);
-    /// Reads sixteen IEEE half-precision values, exactly.
+    /// Reads IEEE half-precision values, exactly.
     fn load_half(self, from: &[u16; LANES]) -> Self::F;
-    /// Writes sixteen IEEE half-precision values, rounded to nearest, ties to even.
+    /// Writes IEEE half-precision values, rounded to nearest, ties to even.
     fn store_half(self, value: Self::F, to: &mut [u16; LANES]);
-    /// Reads sixteen bfloat16 values, exactly.
+    /// Reads bfloat16 values, exactly.
     fn load_brain(self, from: &[u16; LANES]) -> Self::F;
 
     /// `a + b`.
@@ -85,42 +101,66 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `2ⁿ` for integer-valued lanes in `-126..=127`.
     fn exp2_integer(self, n: Self::F) -> Self::F;
 
-    /// Zero in all lanes.
-    fn zero_ints(self) -> Self::I;
-    /// `value` in all lanes.
-    fn splat_int(self, value: i32) -> Self::I;
-    /// `a + b`.
-    fn add_ints(self, a: Self::I, b: Self::I) -> Self::I;
-    /// `a - b`.
-    fn sub_ints(self, a: Self::I, b: Self::I) -> Self::I;
-    /// `a · b`, low half.
-    fn mul_ints(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Sixteen unsigned bytes.
+    /// Unsigned bytes.
     fn load_u8(self, from: &[u8; LANES]) -> Self::I;
-    /// Sixteen signed bytes.
-    fn load_i8(self, from: &[i8; LANES]) -> Self::I;
     /// As floats; exact below 2²⁴.
     fn to_floats(self, a: Self::I) -> Self::F;
-    /// Integer-valued lanes in `-127..=127` as integers.
+    /// The nearest integers, ties to even, of lanes from -127 to 127.
     fn to_ints(self, a: Self::F) -> Self::I;
     /// Writes lanes in `-128..=127` as bytes.
     fn store_i8(self, a: Self::I, to: &mut [i8; LANES]);
 
-    /// Dot products of sixteen rows of unsigned weights of `4 + HIGH` bits with `T` blocks of activations, each as two
-    /// sums: over elements 0–15 and 16–31.
+    /// Tells the processor that as many bytes as `near` has, which lie some way after it, will be read soon. Whether they are there does
+    /// not matter.
+    #[inline(always)]
+    fn fetch_after<T: Pod>(self, near: &T) {
+        let _ = near;
+    }
+
+    /// Dot products of rows of 4-bit weights, one row for each lane, with the rows of a tile, over all 32 elements. With `CENTRED` a weight stands
+    /// for itself less 8.
     ///
-    /// Byte `64·j + 4·row + i` of `low` holds the low four bits of the row's element `4·j + i` in its low nibble, and of
-    /// element `16 + 4·j + i` in its high nibble. `high` holds the further bits: with `HIGH = 1` bit `j` of byte
-    /// `4·row + i` belongs to element `4·j + i`; with `HIGH = 2` bits `2·j, 2·j + 1` of byte `64·h + 4·row + i` belong to
-    /// element `16·h + 4·j + i`. It is empty with `HIGH = 0`.
-    fn dot_unsigned<const HIGH: usize, const T: usize>(self, low: &[u8; 256], high: &[u8], x: [&[i8; BLOCK]; T]) -> [[Self::I; 2]; T];
+    /// Byte `64·j + 4·row + i` of `low` holds the row's element `4·j + i` in its low nibble, and element `16 + 4·j + i` in its high
+    /// nibble.
+    fn dot_fours<const T: usize, const CENTRED: bool>(self, low: &[u8; 256], x: &Tile<T>) -> [Self::I; T];
 
-    /// As [`dot_unsigned`](Self::dot_unsigned) for nibbles, but one sum over all 32 elements.
-    fn dot_nibbles<const T: usize>(self, low: &[u8; 256], x: [&[i8; BLOCK]; T]) -> [Self::I; T];
+    /// The same for 5-bit weights, whose low four bits are in `low` as above: bit `j` of byte `4·row + i` of `high` is the fifth
+    /// one of element `4·j + i`. With `CENTRED` a weight stands for itself less 16.
+    fn dot_fives<const T: usize, const CENTRED: bool>(self, low: &[u8; 256], high: &[u8; 64], x: &Tile<T>) -> [Self::I; T];
 
-    /// Dot products of sixteen rows of signed bytes with `T` blocks of activations. Byte `64·j + 4·row + i` is the row's
-    /// element `4·j + i`.
-    fn dot_signed<const T: usize>(self, bytes: &[i8; 512], x: [&[i8; BLOCK]; T]) -> [Self::I; T];
+    /// The same for 6-bit weights, which stand for themselves less 32: bits `2·j, 2·j + 1` of byte `64·h + 4·row + i` of `high` are the
+    /// upper ones of element `16·h + 4·j + i`. The sum over elements 0–15 is multiplied with the row's first scale, and that
+    /// over elements 16–31 with its second.
+    fn dot_sixes<const T: usize>(self, low: &[u8; 256], high: &[u8; 128], scales: &[[i8; LANES]; 2], x: &Tile<T>) -> [Self::I; T];
+
+    /// The same for 4-bit weights, not centred, where the sum over elements 0–15 is multiplied with the row's first scale, and that over
+    /// elements 16–31 with its second; scales are below 128.
+    fn dot_halves<const T: usize>(self, low: &[u8; 256], scales: &[[u8; LANES]; 2], x: &Tile<T>) -> [Self::I; T];
+
+    /// The sums of the activations alone, elements 0–15 times the row's first scale and elements 16–31 times its second.
+    fn sum_halves<const T: usize>(self, scales: &[[u8; LANES]; 2], x: &Tile<T>) -> [Self::I; T];
+
+    /// The same as [`dot_halves`](Self::dot_halves) where the nibbles are places in `levels`, of magnitudes up to 127.
+    fn dot_levels<const T: usize>(self, low: &[u8; 256], levels: &[i8; LANES], scales: &[[i8; LANES]; 2], x: &Tile<T>) -> [Self::I; T];
+
+    /// The same for signed bytes: byte `64·j + 4·row + i` is the row's element `4·j + i`.
+    fn dot_eights<const T: usize>(self, bytes: &[i8; 512], x: &Tile<T>) -> [Self::I; T];
+}
+
+/// All sixteen lanes.
+pub(crate) trait Simd: Vector {
+    /// Runs `op` compiled for this set.
+    fn run<O: Op>(self, op: O) -> O::Output;
+
+    /// Does `op` for all lanes, some of them at a time.
+    fn each_part<O: PartOp<Output = ()> + Copy>(self, op: O);
+
+    /// The sum of the lanes, as a balanced tree: lanes `i` and `i + 8` first, then `i` and `i + 4` of these, and so on.
+    fn sum_of(self, a: Self::F) -> f32;
+    /// The largest lane, by [`max`](Vector::max) in the same tree.
+    fn max_of(self, a: Self::F) -> f32;
+    /// The sum of the values whose place is 0 or 1 modulo 4, and of those where it is 2 or 3.
+    fn pair_sums(self, values: &[i8; LANES]) -> [i32; 2];
 }
 
 /// The instruction sets that kernels are compiled for.

@@ -1,4 +1,4 @@
-//! How two ends of a TCP connection prove to each other that they hold the same ticket.
+//! How two ends of a fresh connection prove to each other that they hold the same ticket.
 //!
 //! ```text
 //! dialler                                     acceptor
@@ -17,19 +17,19 @@
 use crate::link::LinkOptions;
 use crate::provider::Ticket;
 
-pub(super) const HELLO_BYTES: usize = 64;
-pub(super) const CHALLENGE_BYTES: usize = 32;
-pub(super) const PROOF_BYTES: usize = 32;
-pub(super) const VERDICT_BYTES: usize = 37;
+pub(in crate::provider) const HELLO_BYTES: usize = 64;
+pub(in crate::provider) const CHALLENGE_BYTES: usize = 32;
+pub(in crate::provider) const PROOF_BYTES: usize = 32;
+pub(in crate::provider) const VERDICT_BYTES: usize = 37;
 
 const MAGIC: [u8; 8] = *b"shoalTL1";
 const DIALLER: &str = "shoal 2026 tensor link v1: dialler's proof";
 const ACCEPTOR: &str = "shoal 2026 tensor link v1: acceptor's proof";
 
-pub(super) type Nonce = [u8; 32];
+pub(in crate::provider) type Nonce = [u8; 32];
 
 /// The dialler's first words.
-pub(super) fn hello(ticket: &Ticket, nonce: &Nonce, options: LinkOptions) -> [u8; HELLO_BYTES] {
+pub(in crate::provider) fn hello(ticket: &Ticket, nonce: &Nonce, options: LinkOptions) -> [u8; HELLO_BYTES] {
     let mut out = [0; HELLO_BYTES];
     out[..8].copy_from_slice(&MAGIC);
     out[8..24].copy_from_slice(&ticket.id().to_le_bytes());
@@ -39,7 +39,7 @@ pub(super) fn hello(ticket: &Ticket, nonce: &Nonce, options: LinkOptions) -> [u8
 }
 
 /// The ticket's id and the dialler's options, if this is a hello of this version.
-pub(super) fn read_hello(hello: &[u8; HELLO_BYTES]) -> Option<(u128, LinkOptions)> {
+pub(in crate::provider) fn read_hello(hello: &[u8; HELLO_BYTES]) -> Option<(u128, LinkOptions)> {
     let id = <[u8; 16]>::try_from(&hello[8..24]).ok()?;
     (hello[..8] == MAGIC && hello[60..] == [0; 4]).then(|| (u128::from_le_bytes(id), options(&hello[56..60])))
 }
@@ -61,17 +61,17 @@ fn tag(ticket: &Ticket, context: &'static str, said: &[&[u8]]) -> blake3::Hash {
 }
 
 /// What the dialler proves itself with.
-pub(super) fn proof(ticket: &Ticket, hello: &[u8; HELLO_BYTES], challenge: &Nonce) -> [u8; PROOF_BYTES] {
+pub(in crate::provider) fn proof(ticket: &Ticket, hello: &[u8; HELLO_BYTES], challenge: &Nonce) -> [u8; PROOF_BYTES] {
     tag(ticket, DIALLER, &[hello, challenge]).into()
 }
 
 /// Whether the dialler proved itself. Takes the same time wherever the proof is wrong.
-pub(super) fn proved(ticket: &Ticket, hello: &[u8; HELLO_BYTES], challenge: &Nonce, proof: &[u8; PROOF_BYTES]) -> bool {
+pub(in crate::provider) fn proved(ticket: &Ticket, hello: &[u8; HELLO_BYTES], challenge: &Nonce, proof: &[u8; PROOF_BYTES]) -> bool {
     tag(ticket, DIALLER, &[hello, challenge]) == blake3::Hash::from_bytes(*proof)
 }
 
 /// The acceptor's welcome, with its options and its own proof.
-pub(super) fn welcome(
+pub(in crate::provider) fn welcome(
     ticket: &Ticket,
     hello: &[u8; HELLO_BYTES],
     challenge: &Nonce,
@@ -86,11 +86,11 @@ pub(super) fn welcome(
 }
 
 /// The acceptor's refusal: the same for every reason.
-pub(super) const REFUSAL: [u8; VERDICT_BYTES] = [0; VERDICT_BYTES];
+pub(in crate::provider) const REFUSAL: [u8; VERDICT_BYTES] = [0; VERDICT_BYTES];
 
 /// What a verdict says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(in crate::provider) enum Verdict {
     /// The acceptor holds the secret too; these are its options.
     Welcome(LinkOptions),
     /// It refused.
@@ -100,7 +100,7 @@ pub(super) enum Verdict {
 }
 
 /// Reads the acceptor's verdict.
-pub(super) fn read_verdict(
+pub(in crate::provider) fn read_verdict(
     ticket: &Ticket,
     hello: &[u8; HELLO_BYTES],
     challenge: &Nonce,
