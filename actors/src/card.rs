@@ -17,7 +17,7 @@ pub enum DeviceKind {
     Cpu,
     /// A graphics processor that this build can drive.
     Gpu,
-    /// A graphics processor that is there, but that this build has no backend for.
+    /// A graphics processor that is there and is not computed on: this build has no backend, or the node was not told to use it.
     UnusedGpu,
 }
 
@@ -72,9 +72,9 @@ pub struct NodeCard {
     pub host: u128,
     /// Cores of the host.
     pub cores: u32,
-    /// Memory of the host in bytes.
+    /// Memory of the host in bytes, or of the device that computes if that has its own.
     pub memory_total_bytes: u64,
-    /// Memory that the node offers for leases, in bytes.
+    /// Memory that the node offers for leases, in bytes: part of the above.
     pub memory_offered_bytes: u64,
     /// Memory on offer that is not leased at the moment, in bytes. A hint: only the owner's answer counts.
     pub memory_free_bytes: u64,

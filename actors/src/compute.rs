@@ -1,4 +1,4 @@
-//! The real compute: the engine on this machine's devices.
+//! The real compute: the engine on one of this machine's devices.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use shoal_engine::card::ModelCard;
 use shoal_engine::chat::{ChatOptions, ChatTemplate, Message};
+use shoal_engine::device::Device;
 use shoal_engine::gguf::Gguf;
 use shoal_engine::stage::{self, Stage, StageOptions, StageSpec};
 use shoal_engine::tokenizer::{DecodeStream, Tokenizer};
@@ -18,7 +19,8 @@ use crate::survey;
 /// Runs stages with the engine.
 #[derive(Debug, Clone)]
 pub struct EngineCompute {
-    threads: u32,
+    device: Device,
+    card: DeviceCard,
     clock: Arc<dyn Clock>,
 }
 
@@ -27,19 +29,19 @@ fn failed(error: impl std::fmt::Display) -> ComputeError {
 }
 
 impl EngineCompute {
-    /// Computes on this machine's processor, with so many threads.
-    pub fn new(threads: u32, clock: Arc<dyn Clock>) -> Self {
-        Self { threads, clock }
+    /// Computes on this device of the machine.
+    pub fn new(device: Device, card: DeviceCard, clock: Arc<dyn Clock>) -> Self {
+        Self { device, card, clock }
     }
 }
 
 impl Compute for EngineCompute {
     fn devices(&self) -> Vec<DeviceCard> {
-        vec![survey::processor(self.threads)]
+        vec![self.card.clone()]
     }
 
     fn measure(&self) -> Vec<DeviceCard> {
-        vec![survey::measured_processor(&*self.clock, self.threads)]
+        vec![survey::measured(self.device, &self.card, &*self.clock)]
     }
 
     fn model_card(&self, path: &Path) -> Result<ModelCard, ComputeError> {
@@ -57,7 +59,7 @@ impl Compute for EngineCompute {
 
     fn load(&self, path: &Path, spec: &StageSpec, options: &StageOptions) -> Result<Box<dyn Stage>, ComputeError> {
         let file = Gguf::open(path).map_err(failed)?;
-        stage::load(&file, spec, options).map_err(failed)
+        stage::load_to(self.device, &file, spec, options).map_err(failed)
     }
 }
 

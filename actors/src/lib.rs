@@ -29,4 +29,5 @@ pub mod topology;
 mod wake;
 
 pub use shoal_engine::bench;
+pub use shoal_engine::device::{Device, GPU_BACKEND};
 pub use shoal_engine::sampler::SamplingParams;

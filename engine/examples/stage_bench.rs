@@ -1,11 +1,11 @@
 //! Prefill and decode speed of a GGUF on this machine:
 //!
 //! ```text
-//! cargo run --release --example stage_bench -- MODEL.gguf [THREADS [STAGES]]
+//! cargo run --release --example stage_bench -- MODEL.gguf [THREADS [STAGES [DEVICE]]]
 //! ```
 //!
 //! Prints tokens a second for a prompt of 512 tokens and for 128 tokens after an empty context (medians of five), with the
-//! layers in one stage or split evenly into several that run one after the other; on a machine that does other things, too, the
+//! layers in one stage on a device (`cpu` or `gpu:0`) or split evenly into several that run one after the other; on a machine that does other things, too, the
 //! best figures say more.
 #![allow(clippy::print_stdout, reason = "it is a program")]
 
@@ -14,8 +14,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use shoal_engine::config::DecoderConfig;
+use shoal_engine::device::Device;
 use shoal_engine::gguf::Gguf;
-use shoal_engine::stage::{Input, Row, SequenceId, Stage, StageOptions, StageSpec, load};
+use shoal_engine::stage::{Input, Row, SequenceId, Stage, StageOptions, StageSpec, load_to};
 
 const PROMPT: usize = 512;
 const DECODED: usize = 128;
@@ -77,9 +78,10 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let path = arguments.next().ok_or("usage: stage_bench MODEL.gguf [THREADS [STAGES]]")?;
+    let path = arguments.next().ok_or("usage: stage_bench MODEL.gguf [THREADS [STAGES [DEVICE]]]")?;
     let threads = arguments.next().map_or(Ok(1), |text| text.parse())?;
     let stages: u32 = arguments.next().map_or(Ok(1), |text| text.parse())?;
+    let device: Device = arguments.next().map_or(Ok(Device::Cpu), |text| text.parse())?;
 
     let start = Instant::now();
     let gguf = Gguf::open(Path::new(&path))?;
@@ -87,7 +89,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let layers = config.layers as u32;
     let options = StageOptions { threads, kv_bytes: 256 << 20, rows_max: PROMPT, context_tokens: 2048 };
     let stages = (0..stages)
-        .map(|i| load(&gguf, &StageSpec { layers: layers * i / stages..layers * (i + 1) / stages }, &options))
+        .map(|i| load_to(device, &gguf, &StageSpec { layers: layers * i / stages..layers * (i + 1) / stages }, &options))
         .collect::<Result<Vec<_>, _>>()?;
     let weights: u64 = stages.iter().map(|stage| stage.weight_bytes()).sum();
     println!("{}: {:.1} MB of weights, loaded in {:.2} s", config.architecture, weights as f64 / 1e6, start.elapsed().as_secs_f64());

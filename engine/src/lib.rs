@@ -4,6 +4,7 @@ pub mod bench;
 pub mod card;
 pub mod chat;
 pub mod config;
+pub mod device;
 pub mod gguf;
 pub mod kernels;
 pub mod quant;

@@ -85,6 +85,23 @@ impl Described {
         load(gguf, &StageSpec { layers }, &options).unwrap()
     }
 
+    /// Holds the logits of all rows against llama.cpp's.
+    fn compare(&self, name: &str, found: &[Vec<f32>]) {
+        let (mut error, mut size) = (0.0, 0.0);
+        for (&row, expected) in self.rows.iter().zip(&self.logits) {
+            assert_eq!(found[row].len(), expected.len());
+            for (found, expected) in found[row].iter().zip(expected) {
+                error += f64::from(found - expected).powi(2);
+                size += f64::from(*expected).powi(2);
+            }
+            assert_eq!(best(&found[row]), best(expected), "{name}: the likeliest token after {row}");
+        }
+        let quantised = self.tensors.iter().any(|(_, _, kind, ..)| kind == "MXFP4");
+        let share = (error / size).sqrt();
+        let most = ROUNDING_FACTOR * self.rounding + if quantised { SHARE_QUANTISED } else { SHARE };
+        assert!(share < most, "{name}: logits are off by {share}, {most} at most");
+    }
+
     fn sequence(&self, sequence: u32, positions: Range<usize>) -> Vec<Row> {
         positions.map(|p| Row { sequence: SequenceId(sequence), position: p as u32, token: self.tokens[p], sample: true }).collect()
     }
@@ -115,20 +132,7 @@ fn check(name: &str) {
     let count = model.tokens.len();
     let found = run(&mut [model.stage(&gguf, 0..layers, 1)], &model.sequence(0, 0..count));
 
-    // Against llama.cpp.
-    let (mut error, mut size) = (0.0, 0.0);
-    for (&row, expected) in model.rows.iter().zip(&model.logits) {
-        assert_eq!(found[row].len(), expected.len());
-        for (found, expected) in found[row].iter().zip(expected) {
-            error += f64::from(found - expected).powi(2);
-            size += f64::from(*expected).powi(2);
-        }
-        assert_eq!(best(&found[row]), best(expected), "{name}: the likeliest token after {row}");
-    }
-    let quantised = model.tensors.iter().any(|(_, _, kind, ..)| kind == "MXFP4");
-    let share = (error / size).sqrt();
-    let most = ROUNDING_FACTOR * model.rounding + if quantised { SHARE_QUANTISED } else { SHARE };
-    assert!(share < most, "{name}: logits are off by {share}, {most} at most");
+    model.compare(name, &found);
 
     // However the rows come: in two stages, two sequences at once, in pieces.
     let other = 9;
@@ -157,12 +161,41 @@ fn check(name: &str) {
     assert_eq!(model.stage(&gguf, 0..layers, 1).weight_bytes(), said, "{name}: memory");
 }
 
+/// The same on a graphics processor, whose arithmetic depends on how rows come in the last digits.
+#[cfg(gpu)]
+fn check_on_device(name: &str) {
+    let model = Described::read(name);
+    let gguf = model.gguf();
+    let layers = DecoderConfig::from_gguf(&gguf).unwrap().layers as u32;
+    let count = model.tokens.len();
+    let options = StageOptions { threads: 1, kv_bytes: 8 << 20, rows_max: 64, context_tokens: model.context };
+    let stage =
+        |layers| shoal_engine::stage::load_to(shoal_engine::device::Device::Gpu(0), &gguf, &StageSpec { layers }, &options).unwrap();
+    model.compare(name, &run(&mut [stage(0..layers)], &model.sequence(0, 0..count)));
+    let mut stages = [stage(0..1), stage(1..layers)];
+    let mut pieces = Vec::new();
+    for positions in [0..5, 5..6, 6..40, 40..count] {
+        pieces.extend(run(&mut stages, &model.sequence(1, positions)));
+    }
+    model.compare(name, &pieces);
+}
+
 macro_rules! architectures {
     ($($name:ident: $file:literal,)*) => {
         $(#[test]
         fn $name() {
             check($file);
         })*
+
+        #[cfg(gpu)]
+        #[test]
+        #[ignore = "needs a graphics processor, at least Mesa's software one, and takes minutes on that one"]
+        fn all_on_a_graphics_processor() {
+            for name in [$($file),*] {
+                println!("{name}");
+                check_on_device(name);
+            }
+        }
 
         /// Every architecture that is known has a model here.
         #[test]

@@ -8,8 +8,9 @@
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use shoal_engine::device::Device;
 use shoal_engine::gguf::Gguf;
-use shoal_engine::stage::{Input, Row, SequenceId, Stage, StageOptions, StageSpec, load};
+use shoal_engine::stage::{Input, Row, SequenceId, Stage, StageOptions, StageSpec, load_to};
 use shoal_engine::tokenizer::Tokenizer;
 
 /// As much worse than llama.cpp's as the mean divergence may be.
@@ -79,7 +80,7 @@ impl Distributions {
     }
 }
 
-fn run(name: &str) {
+fn run(name: &str, device: Device) {
     let reference: Reference = serde_json::from_slice(&std::fs::read(data(&format!("{name}.json"))).unwrap()).unwrap();
     let folder = std::env::var_os("SHOAL_TEST_MODELS").expect("SHOAL_TEST_MODELS names a folder with model files");
     let file = Gguf::open(&PathBuf::from(folder).join(&reference.model)).unwrap();
@@ -89,7 +90,7 @@ fn run(name: &str) {
 
     let layers = file.u32(&format!("{}.block_count", file.str("general.architecture").unwrap())).unwrap();
     let options = StageOptions { threads: 1, kv_bytes: 256 << 20, rows_max: 128, context_tokens: 1024 };
-    let mut stage: Box<dyn Stage> = load(&file, &StageSpec { layers: 0..layers }, &options).unwrap();
+    let mut stage: Box<dyn Stage> = load_to(device, &file, &StageSpec { layers: 0..layers }, &options).unwrap();
     let rows: Vec<Row> =
         (0..).zip(&reference.tokens).map(|(position, &token)| Row { sequence: SequenceId(0), position, token, sample: true }).collect();
     let vocabulary = stage.vocabulary();
@@ -99,7 +100,7 @@ fn run(name: &str) {
     }
     let exact = Distributions::read(&format!("{name}.bin"), reference.rows, reference.top);
     let ours = exact.measure(logits.chunks_exact(vocabulary));
-    println!("ours {ours:?}\nllama.cpp {:?}", reference.llama_cpp);
+    println!("{device}: ours {ours:?}\nllama.cpp {:?}", reference.llama_cpp);
     assert!(ours.divergence_mean <= DIVERGENCE_FACTOR * reference.llama_cpp.divergence_mean, "{ours:?}");
     assert!(ours.agreement >= reference.llama_cpp.agreement - AGREEMENT_SLACK, "{ours:?}");
 }
@@ -107,7 +108,14 @@ fn run(name: &str) {
 #[test]
 #[ignore = "needs the model: set SHOAL_TEST_MODELS to a folder with SmolLM2-135M-Instruct.Q4_1.gguf"]
 fn smollm2_is_as_near_as_llama_cpp() {
-    run("smollm2");
+    run("smollm2", Device::Cpu);
+}
+
+#[cfg(gpu)]
+#[test]
+#[ignore = "needs the model and a graphics processor, at least Mesa's software one, and takes minutes on that one"]
+fn smollm2_is_as_near_on_a_graphics_processor() {
+    run("smollm2", Device::Gpu(0));
 }
 
 /// The measure itself, without a model: the reference has no divergence from itself, and a distorted one has some.

@@ -10,7 +10,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use shoal::api::{Api, BindError, Serving};
 use shoal::card::{DeviceKind, NodeCard};
-use shoal::{ClusterKey, MemberEvent, Node};
+use shoal::survey::DeviceChoice;
+use shoal::{ClusterKey, GPU_BACKEND, MemberEvent, Node};
 use tokio::sync::mpsc;
 
 use super::pull::catalog_settings;
@@ -31,7 +32,7 @@ const LEAVE_ALONE: Duration = Duration::from_secs(8);
 #[derive(Debug, Args)]
 #[command(
     after_help = "Without flags the node joins whatever nodes it finds on the local network. Ctrl-C leaves the cluster; a second one ends at once.\n\n\
-    Examples:\n  shoal up\n  shoal up --memory 8GiB --threads 6\n  SHOAL_KEY=$(cat key) shoal up            a private cluster\n  \
+    Examples:\n  shoal up\n  shoal up --memory 8GiB --threads 6\n  shoal up --device gpu:0                  computes on a graphics processor, and lends its memory\n  SHOAL_KEY=$(cat key) shoal up            a private cluster\n  \
     shoal up --peer 10.0.0.7:4100 --no-mdns  an address instead of discovery\n  shoal up --api 0.0.0.0:52800             HTTP for other machines"
 )]
 pub(crate) struct Up {
@@ -53,12 +54,15 @@ pub(crate) struct Up {
     /// Key of a private cluster, as `shoal key new` makes it; better given as SHOAL_KEY, where other users cannot read it
     #[arg(long, value_name = "TEXT", env = "SHOAL_KEY", hide_env_values = true)]
     key: Option<String>,
-    /// Memory to lend, e.g. 4GiB [default: a good part of what is available]
+    /// Memory to lend, e.g. 4GiB; of the device if it has its own [default: a good part of what is available]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// Threads for computing [default: the cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     threads: Option<u32>,
+    /// What to compute on: cpu, gpu:0, gpu:1 …, or auto for a graphics processor if one can be used
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::default())]
+    device: DeviceChoice,
     #[command(flatten)]
     models: ModelsOption,
     /// Address of the HTTP interface; port 0 takes a free one
@@ -132,6 +136,7 @@ impl Up {
             .peers(self.peer.clone())
             .mdns(!self.no_mdns)
             .beacon(!self.no_beacon)
+            .device(self.device)
             .models(catalog_settings(&self.models)?);
         if let Some(folder) = &self.data_dir {
             node = node.data_dir(folder);
@@ -368,9 +373,18 @@ fn banner(card: &NodeCard, node: &Node, control: &[String], api: Option<SocketAd
     for (index, device) in card.devices.iter().enumerate() {
         let title = if index == 0 { "devices" } else { "" };
         match device.kind {
-            DeviceKind::UnusedGpu => say!("  {title:8} {} (seen, not used: this build has no GPU backend)", device.name),
+            DeviceKind::UnusedGpu if GPU_BACKEND => {
+                say!("  {title:8} {} (seen, not used: `shoal up --device auto` computes on it)", device.name)
+            }
+            DeviceKind::UnusedGpu => {
+                say!(
+                    "  {title:8} {} (seen, not used: this build has no GPU backend; `cargo build --release --features gpu` has)",
+                    device.name
+                );
+            }
             DeviceKind::Cpu => say!("  {title:8} {}: {}, {} threads", device.name, device.features.join(" "), device.threads),
-            _ => say!("  {title:8} {}", device.name),
+            _ if device.memory_bytes == 0 => say!("  {title:8} {}: {}, with the host's memory", device.name, device.features.join(" ")),
+            _ => say!("  {title:8} {}: {}, {}", device.name, device.features.join(" "), size_text(device.memory_bytes)),
         }
     }
     say!("  models   {}", node.catalog().root().display());

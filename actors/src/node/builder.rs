@@ -24,7 +24,7 @@ use crate::membership;
 use crate::network::Libp2pNetwork;
 use crate::secret::{ClusterKey, Identity};
 use crate::stage::links::TensorLinks;
-use crate::survey::{self, Facts};
+use crate::survey::{self, DeviceChoice, Facts};
 
 /// Sets a node up. Every setting has a default with which the node joins whatever it finds on the local network.
 #[derive(Debug, Default)]
@@ -39,6 +39,7 @@ pub struct NodeBuilder {
     no_mdns: bool,
     memory: Option<u64>,
     threads: Option<u32>,
+    device: DeviceChoice,
     models: Option<CatalogSettings>,
     api: Option<String>,
     network: Option<Arc<dyn NetworkFactory>>,
@@ -119,7 +120,8 @@ impl NodeBuilder {
         self
     }
 
-    /// Memory that the node lends, in bytes. Default: a good part of what is available.
+    /// Memory that the node lends, in bytes: of the device that it computes on, if that has its own. Default: a good part of what is
+    /// available.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = Some(bytes);
@@ -130,6 +132,13 @@ impl NodeBuilder {
     #[must_use]
     pub fn threads(mut self, threads: u32) -> Self {
         self.threads = Some(threads.max(1));
+        self
+    }
+
+    /// What the node computes on. Default: the host's processor.
+    #[must_use]
+    pub fn device(mut self, device: DeviceChoice) -> Self {
+        self.device = device;
         self
     }
 
@@ -184,10 +193,30 @@ impl NodeBuilder {
 
         let http = Arc::new(settings.http(&|name| std::env::var(name).ok()));
 
-        let facts = Facts::read();
+        let mut facts = Facts::read();
         let threads = self.threads.unwrap_or_else(|| facts.cores.max(1));
-        let compute = self.compute.unwrap_or_else(|| Arc::new(EngineCompute::new(threads, Arc::clone(&clock))));
-        let offered = self.memory.unwrap_or_else(|| survey::default_offer(&facts.memory));
+        let (compute, device_offer) = match self.compute {
+            Some(compute) => (compute, None),
+            None => {
+                let choice = self.device;
+                // Drivers of graphics processors take their time.
+                let chosen = tokio::task::spawn_blocking(move || survey::choose(choice, threads)).await;
+                let chosen = chosen.map_err(|error| StartError::Part { what: "the device", reason: error.to_string() })??;
+                let offer = chosen.default_offer();
+                if offer == Some(0) && self.memory.is_none() {
+                    return Err(StartError::DeviceMemory { device: chosen.card.name });
+                }
+                if let Some(slot) = &chosen.slot {
+                    facts.uses(slot);
+                }
+                if let Some(bytes) = chosen.own_memory_bytes {
+                    facts.memory.total_bytes = bytes;
+                }
+                let compute: Arc<dyn Compute> = Arc::new(EngineCompute::new(chosen.device, chosen.card, Arc::clone(&clock)));
+                (compute, offer)
+            }
+        };
+        let offered = self.memory.or(device_offer).unwrap_or_else(|| survey::default_offer(&facts.memory));
         let incarnation = membership::next_incarnation(&*storage, &*rng)?;
         let mut card = facts.card(identity.node(), incarnation, offered, compute.devices());
         if let Some(name) = self.name {

@@ -37,6 +37,15 @@ pub enum StartError {
     /// Tensor links.
     #[error(transparent)]
     Tensors(#[from] shoal_transport::provider::StartError),
+    /// The device to compute on.
+    #[error(transparent)]
+    Device(#[from] shoal_engine::device::DeviceError),
+    /// A device that does not say how much memory it has.
+    #[error("{device} has memory of its own and its driver does not say how much; say with --memory how much of it to lend")]
+    DeviceMemory {
+        /// Its name.
+        device: String,
+    },
     /// One of the node's actors.
     #[error("{what} did not start: {reason}")]
     Part {

@@ -1,8 +1,11 @@
-//! Graphics processors that the system lists, without asking any driver.
+//! Graphics processors that the system lists. On Linux no driver is asked.
 
 use std::fs;
 use std::path::Path;
 
+use shoal_engine::device::{Gpu, GpuMemory, gpus};
+
+use super::SeenGpu;
 use crate::card::{DeviceCard, DeviceKind};
 
 /// Makers of display adapters of virtual machines and servers' management chips: nothing to compute with.
@@ -10,8 +13,28 @@ const DISPLAYS_ONLY: [u32; 8] = [0x1af4, 0x1234, 0x1013, 0x1b36, 0x15ad, 0x1414,
 /// The most that are listed.
 const LIST_MAX: usize = 16;
 
+/// The graphics processors of this machine.
+pub(super) fn seen() -> Vec<SeenGpu> {
+    if cfg!(target_os = "linux") {
+        return list(Path::new("/"));
+    }
+    // Other systems list none in files, but a build for them has the backend.
+    let real = gpus().into_iter().filter(|gpu| !gpu.software);
+    real.map(|gpu| SeenGpu { card: of_driver(&gpu, DeviceKind::UnusedGpu), slot: gpu.slot }).collect()
+}
+
+/// The card of a graphics processor as its driver tells of it, not measured.
+pub(super) fn of_driver(gpu: &Gpu, kind: DeviceKind) -> DeviceCard {
+    let memory = match gpu.memory {
+        GpuMemory::Own(bytes) => bytes,
+        GpuMemory::Shared | GpuMemory::Unknown => 0,
+    };
+    let features = [Some(gpu.api), gpu.half.then_some("f16"), gpu.software.then_some("software")];
+    DeviceCard { kind, features: features.into_iter().flatten().map(str::to_owned).collect(), ..card(gpu.name.clone(), memory) }
+}
+
 /// The graphics processors below `root`, which is `/` but in tests. Empty where the system has no such files.
-pub(super) fn list(root: &Path) -> Vec<DeviceCard> {
+fn list(root: &Path) -> Vec<SeenGpu> {
     let mut cards = pci(root);
     cards.extend(on_chip(root));
     cards.truncate(LIST_MAX);
@@ -47,7 +70,7 @@ fn hexadecimal(path: &Path) -> Option<u32> {
 }
 
 /// Adapters on the PCI bus: class 3 (display, which 3D controllers are part of) of the PCI code and ID specification.
-fn pci(root: &Path) -> Vec<DeviceCard> {
+fn pci(root: &Path) -> Vec<SeenGpu> {
     let mut cards = Vec::new();
     for device in sorted(&root.join("sys/bus/pci/devices")) {
         let Some(vendor) = hexadecimal(&device.join("vendor")) else { continue };
@@ -66,7 +89,7 @@ fn pci(root: &Path) -> Vec<DeviceCard> {
         let name = nvidia_name(root, &slot).or_else(|| text(&device.join("product_name")));
         let name = name.unwrap_or_else(|| format!("{maker} graphics {vendor:04x}:{number:04x}"));
         let memory = text(&device.join("mem_info_vram_total")).and_then(|bytes| bytes.parse().ok());
-        cards.push(card(name, memory.unwrap_or(0)));
+        cards.push(SeenGpu { slot: Some(slot), card: card(name, memory.unwrap_or(0)) });
     }
     cards
 }
@@ -79,7 +102,7 @@ fn nvidia_name(root: &Path, slot: &str) -> Option<String> {
 }
 
 /// Adapters that are part of a system on a chip, known by the driver of their render node.
-fn on_chip(root: &Path) -> Vec<DeviceCard> {
+fn on_chip(root: &Path) -> Vec<SeenGpu> {
     let mut cards = Vec::new();
     for node in sorted(&root.join("sys/class/drm")) {
         let is_render = node.file_name().is_some_and(|name| name.to_string_lossy().starts_with("renderD"));
@@ -91,7 +114,7 @@ fn on_chip(root: &Path) -> Vec<DeviceCard> {
         let value = |key: &str| about.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned);
         if let Some(driver) = value("DRIVER=") {
             let chip = value("OF_COMPATIBLE_0=").map(|chip| format!(" ({chip})")).unwrap_or_default();
-            cards.push(card(format!("{driver}{chip}"), 0));
+            cards.push(SeenGpu { slot: None, card: card(format!("{driver}{chip}"), 0) });
         }
     }
     cards
@@ -125,9 +148,15 @@ mod tests {
         put(root, "sys/class/drm/renderD128/device/uevent", "DRIVER=v3d\nOF_COMPATIBLE_0=brcm,2712-v3d\n");
         put(root, "sys/class/drm/renderD129/device/vendor", "0x10de\n");
         let cards = list(root);
-        let seen: Vec<(&str, u64)> = cards.iter().map(|card| (card.name.as_str(), card.memory_bytes)).collect();
-        assert_eq!(seen, [("NVIDIA H200", 0), ("AMD graphics 1002:744c", 25_753_026_560), ("v3d (brcm,2712-v3d)", 0)]);
-        assert!(cards.iter().all(|card| card.kind == DeviceKind::UnusedGpu));
+        let seen: Vec<(Option<&str>, &str, u64)> =
+            cards.iter().map(|gpu| (gpu.slot.as_deref(), gpu.card.name.as_str(), gpu.card.memory_bytes)).collect();
+        let expected = [
+            (Some("0000:01:00.0"), "NVIDIA H200", 0),
+            (Some("0000:02:00.0"), "AMD graphics 1002:744c", 25_753_026_560),
+            (None, "v3d (brcm,2712-v3d)", 0),
+        ];
+        assert_eq!(seen, expected);
+        assert!(cards.iter().all(|gpu| gpu.card.kind == DeviceKind::UnusedGpu));
     }
 
     #[test]

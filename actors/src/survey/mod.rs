@@ -2,13 +2,13 @@
 //!
 //! This is the edge of the node where the real machine is looked at. A simulated node is given its facts instead.
 
+mod device;
 mod gpu;
 mod host;
 mod memory;
 mod processor;
 
-use std::path::Path;
-
+pub use device::{Chosen, DeviceChoice, choose, measured};
 pub use memory::{Memory, default_offer};
 
 use crate::card::{DeviceCard, NodeCard, WIRE_VERSION};
@@ -28,8 +28,17 @@ pub struct Facts {
     pub cores: u32,
     /// Memory of the machine, within the limits of this process.
     pub memory: Memory,
-    /// Graphics processors that the system lists. No driver is asked, so nothing can hang or fail here.
-    pub gpus: Vec<DeviceCard>,
+    /// Graphics processors that the system lists. On Linux no driver is asked, so nothing can hang or fail here.
+    pub gpus: Vec<SeenGpu>,
+}
+
+/// A graphics processor that the system lists.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SeenGpu {
+    /// Where it is on the PCI bus, e.g. `0000:01:00.0`, if it is on one.
+    pub slot: Option<String>,
+    /// Its card, as one that is not used.
+    pub card: DeviceCard,
 }
 
 impl Facts {
@@ -41,13 +50,19 @@ impl Facts {
             host: host::id(),
             cores: processor::cores(),
             memory: Memory::read(),
-            gpus: gpu::list(Path::new("/")),
+            gpus: gpu::seen(),
         }
+    }
+
+    /// Forgets the graphics processor in a slot: it is used, and its driver has another name for it than the system.
+    pub fn uses(&mut self, slot: &str) {
+        self.gpus.retain(|gpu| gpu.slot.as_deref() != Some(slot));
     }
 
     /// The devices in use, and the machine's other graphics processors as unused.
     pub fn devices(&self, used: Vec<DeviceCard>) -> Vec<DeviceCard> {
-        let unused: Vec<DeviceCard> = self.gpus.iter().filter(|gpu| !used.iter().any(|device| device.name == gpu.name)).cloned().collect();
+        let others = self.gpus.iter().map(|gpu| &gpu.card).filter(|gpu| !used.iter().any(|device| device.name == gpu.name));
+        let unused: Vec<DeviceCard> = others.cloned().collect();
         used.into_iter().chain(unused).collect()
     }
 
@@ -114,7 +129,11 @@ mod tests {
             multiply_adds_per_second: 0.0,
         };
         let mut facts = Facts::read();
-        facts.gpus = vec![gpu.clone(), DeviceCard { name: "Radeon".to_owned(), ..gpu.clone() }];
+        let seen =
+            |slot: &str, name: &str| SeenGpu { slot: Some(slot.to_owned()), card: DeviceCard { name: name.to_owned(), ..gpu.clone() } };
+        facts.gpus =
+            vec![seen("0000:01:00.0", "NVIDIA H200"), seen("0000:02:00.0", "Radeon"), seen("0000:03:00.0", "AMD graphics 1002:744c")];
+        facts.uses("0000:03:00.0");
         let used = DeviceCard { kind: DeviceKind::Gpu, ..gpu };
         let card = facts.card(NodeId([1; 32]), Incarnation(1), 5, vec![used]);
         let kinds: Vec<(DeviceKind, &str)> = card.devices.iter().map(|device| (device.kind, device.name.as_str())).collect();

@@ -77,7 +77,7 @@ const ARCHITECTURES: [Architecture; 34] = [
 ];
 
 /// What a feed-forward part makes of its gate and what the gate opens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `gate · sigmoid(gate) × up`.
     Silu,

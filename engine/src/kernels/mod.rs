@@ -7,10 +7,12 @@
 //!
 //! The defaults run on every backend that Burn has, with weights as `f32` tensors. They are what the overrides are
 //! tested against; [`Dispatch`] uses them as they are. [`Flex`](burn_flex::Flex), the CPU backend, overrides all
-//! of them (see `cpu`).
+//! of them (see `cpu`), and the GPU backend, where it is built, those of most models (see `gpu`).
 
 mod batch;
 mod cpu;
+#[cfg(gpu)]
+mod gpu;
 mod parts;
 mod plain;
 mod rotation;
@@ -20,7 +22,9 @@ pub(crate) mod testing;
 pub use batch::{Batch, Run};
 #[cfg(test)]
 pub(crate) use cpu::Isa;
-pub use cpu::{CpuSpeed, Workspace, measure};
+pub use cpu::{Speed, Workspace, measure};
+#[cfg(gpu)]
+pub(crate) use gpu::open as open_gpu;
 pub use parts::{
     AttentionShape, Experts, FeedForward, Gate, HeadWeights, KvShape, Latent, Linear, LogitsFinish, Norm, Residual, SharedExpert,
 };
@@ -29,12 +33,56 @@ pub use rotation::Rotation;
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Dispatch};
 
+use crate::device::{DeviceError, Gpu};
 use crate::gguf::TensorView;
 use crate::quant::BlockType;
 use cpu::{PackedMatrix, Pages};
 
 /// Tokens of one KV page.
 pub const PAGE_TOKENS: usize = 32;
+
+/// The graphics processors that this build can use.
+pub(crate) fn gpu_devices() -> Vec<Gpu> {
+    #[cfg(gpu)]
+    {
+        gpu::devices()
+    }
+    #[cfg(not(gpu))]
+    Vec::new()
+}
+
+/// Opens a graphics processor, to see whether it can be used.
+///
+/// # Errors
+/// [`DeviceError`] if there is no such device, or it cannot be used.
+pub fn try_gpu(index: u32) -> Result<(), DeviceError> {
+    #[cfg(gpu)]
+    {
+        gpu::open(index).map(drop)
+    }
+    #[cfg(not(gpu))]
+    {
+        let _ = index;
+        Err(DeviceError::NoBackend)
+    }
+}
+
+/// Measures a graphics processor: some tenths of a second of full load, after its kernels were compiled. `now` tells the time since
+/// any moment.
+///
+/// # Errors
+/// [`DeviceError`] if there is no such device, or it cannot be used.
+pub fn measure_gpu(index: u32, now: &dyn Fn() -> std::time::Duration) -> Result<Speed, DeviceError> {
+    #[cfg(gpu)]
+    {
+        gpu::measure(index, now)
+    }
+    #[cfg(not(gpu))]
+    {
+        let _ = (index, now);
+        Err(DeviceError::NoBackend)
+    }
+}
 
 /// Memory that a matrix takes on the CPU backend, in bytes; `None` for types that it cannot compute with.
 pub fn matrix_bytes(block: BlockType, rows: usize, columns: usize) -> Option<u64> {
@@ -61,6 +109,9 @@ enum Held<B: Backend> {
     Plain { tensor: FloatTensor<B>, bytes: u64 },
     /// On the host, as the CPU kernels read it.
     Packed(PackedMatrix),
+    /// On a graphics processor, as its kernels read it.
+    #[cfg(gpu)]
+    Device(gpu::DeviceMatrix),
 }
 
 impl<B: Backend> Matrix<B> {
@@ -71,7 +122,7 @@ impl<B: Backend> Matrix<B> {
     fn as_packed(&self) -> Option<&PackedMatrix> {
         match &self.0 {
             Held::Packed(matrix) => Some(matrix),
-            Held::Plain { .. } => None,
+            _ => None,
         }
     }
 
@@ -79,6 +130,8 @@ impl<B: Backend> Matrix<B> {
     pub fn bytes(&self) -> u64 {
         match &self.0 {
             Held::Packed(matrix) => matrix.bytes() as u64,
+            #[cfg(gpu)]
+            Held::Device(matrix) => matrix.bytes(),
             Held::Plain { bytes, .. } => *bytes,
         }
     }
@@ -94,6 +147,9 @@ enum HeldKv<B: Backend> {
     Plain { shape: KvShape, keys: FloatTensor<B>, values: FloatTensor<B> },
     /// On the host.
     Paged(Pages),
+    /// On a graphics processor.
+    #[cfg(gpu)]
+    Device(gpu::DevicePages),
 }
 
 impl<B: Backend> KvLayer<B> {
@@ -104,7 +160,7 @@ impl<B: Backend> KvLayer<B> {
     fn as_paged(&mut self) -> Option<&mut Pages> {
         match &mut self.0 {
             HeldKv::Paged(pages) => Some(pages),
-            HeldKv::Plain { .. } => None,
+            _ => None,
         }
     }
 
@@ -112,6 +168,8 @@ impl<B: Backend> KvLayer<B> {
     pub fn bytes(&self) -> u64 {
         match &self.0 {
             HeldKv::Paged(pages) => pages.bytes() as u64,
+            #[cfg(gpu)]
+            HeldKv::Device(pages) => pages.bytes(),
             HeldKv::Plain { shape, .. } => {
                 (shape.pages * PAGE_TOKENS * shape.kv_heads * (shape.key_length + shape.value_length) * 4) as u64
             }
@@ -138,12 +196,23 @@ pub trait Kernels: Backend {
         (PAGE_TOKENS * shape.kv_heads * (shape.key_length + shape.value_length) * size_of::<f32>()) as u64
     }
 
+    /// How many pages of one layer the device can hold in one piece.
+    fn kv_pages_max(device: &Device<Self>, shape: &KvShape) -> u64 {
+        let _ = (device, shape);
+        u64::MAX
+    }
+
     /// Makes room for a layer's keys and values.
     ///
     /// # Errors
     /// [`LayerError`] when there is no memory.
     fn kv_layer(device: &Device<Self>, shape: KvShape) -> Result<KvLayer<Self>, LayerError> {
         Ok(plain::kv_layer::<Self>(device, shape))
+    }
+
+    /// The product of rows and a matrix: what the defaults of the steps below multiply with.
+    fn multiply(x: FloatTensor<Self>, matrix: &Matrix<Self>) -> FloatTensor<Self> {
+        plain::multiply::<Self>(x, matrix)
     }
 
     /// The tokens' rows of the embedding, times `scale`.
@@ -227,6 +296,9 @@ pub trait Kernels: Backend {
     }
 
     /// Rows `sampled` of `x`, normalised and multiplied with the output head, and finished; written to `out`, row after row.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has failed, perhaps long before.
     fn logits(
         work: &mut Workspace,
         x: &FloatTensor<Self>,
@@ -235,14 +307,17 @@ pub trait Kernels: Backend {
         head: &Matrix<Self>,
         finish: &LogitsFinish,
         out: &mut [f32],
-    ) {
+    ) -> Result<(), DeviceError> {
         let _ = work;
-        plain::logits::<Self>(x, sampled, norm, head, finish, out);
+        plain::logits::<Self>(x, sampled, norm, head, finish, out)
     }
 
     /// Writes a tensor's elements to `out`, which has as many.
-    fn read(x: FloatTensor<Self>, out: &mut [f32]) {
-        plain::read::<Self>(x, out);
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has failed, perhaps long before.
+    fn read(x: FloatTensor<Self>, out: &mut [f32]) -> Result<(), DeviceError> {
+        plain::read::<Self>(x, out)
     }
 }
 

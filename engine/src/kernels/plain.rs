@@ -6,10 +6,11 @@ use burn::backend::{Scalar, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice, TensorData};
 
 use super::{
-    AttentionShape, Batch, Experts, FeedForward, Gate, HeadWeights, Held, HeldKv, KvLayer, KvShape, Latent, LayerError, Linear,
+    AttentionShape, Batch, Experts, FeedForward, Gate, HeadWeights, Held, HeldKv, Kernels, KvLayer, KvShape, Latent, LayerError, Linear,
     LogitsFinish, Matrix, Norm, PAGE_TOKENS, Residual, Rotation, Run,
 };
 use crate::config::{Activation, NormKind, RopeLayout};
+use crate::device::DeviceError;
 use crate::gguf::TensorView;
 
 fn tensor<B: Backend>(device: &Device<B>, values: Vec<f32>, shape: &[usize]) -> FloatTensor<B> {
@@ -49,6 +50,8 @@ fn dense<B: Backend>(device: &Device<B>, matrix: &Matrix<B>) -> FloatTensor<B> {
             }
             tensor::<B>(device, values, &[rows, columns])
         }
+        #[cfg(gpu)]
+        Held::Device(matrix) => tensor::<B>(device, matrix.values(), &[matrix.rows(), matrix.columns()]),
     }
 }
 
@@ -94,25 +97,25 @@ fn normed<B: Backend>(x: &FloatTensor<B>, before: Option<&Norm<B>>) -> FloatTens
     }
 }
 
-fn multiply<B: Backend>(x: FloatTensor<B>, matrix: &Matrix<B>) -> FloatTensor<B> {
+pub(super) fn multiply<B: Backend>(x: FloatTensor<B>, matrix: &Matrix<B>) -> FloatTensor<B> {
     let weights = dense(&x.device(), matrix);
     B::float_matmul(x, B::float_transpose(weights))
 }
 
-fn linear<B: Backend>(x: FloatTensor<B>, linear: &Linear<B>) -> FloatTensor<B> {
-    let product = multiply(x, &linear.matrix);
+fn linear<B: Kernels>(x: FloatTensor<B>, linear: &Linear<B>) -> FloatTensor<B> {
+    let product = B::multiply(x, &linear.matrix);
     match &linear.bias {
         Some(bias) => B::float_add(product, reshape::<B>(bias.clone(), &[1, bias.shape().num_elements()])),
         None => product,
     }
 }
 
-pub(super) fn project<B: Backend>(x: &FloatTensor<B>, before: Option<&Norm<B>>, linears: [&Linear<B>; 3]) -> [FloatTensor<B>; 3] {
+pub(super) fn project<B: Kernels>(x: &FloatTensor<B>, before: Option<&Norm<B>>, linears: [&Linear<B>; 3]) -> [FloatTensor<B>; 3] {
     let x = normed(x, before);
     linears.map(|one| linear(x.clone(), one))
 }
 
-pub(super) fn project_latent<B: Backend>(x: &FloatTensor<B>, before: Option<&Norm<B>>, latent: &Latent<B>) -> [FloatTensor<B>; 3] {
+pub(super) fn project_latent<B: Kernels>(x: &FloatTensor<B>, before: Option<&Norm<B>>, latent: &Latent<B>) -> [FloatTensor<B>; 3] {
     let x = normed(x, before);
     let (fixed, turned, rank) = (latent.lengths.fixed, latent.lengths.turned, latent.lengths.rank);
     let short = match &latent.query_down {
@@ -123,7 +126,7 @@ pub(super) fn project_latent<B: Backend>(x: &FloatTensor<B>, before: Option<&Nor
     let each = fixed + turned;
     let heads = latent.query_ups.iter().enumerate().flat_map(|(head, up)| {
         let part = |range: std::ops::Range<usize>| last::<B>(queries.clone(), 2, head * each + range.start..head * each + range.end);
-        [part(fixed..each), multiply(part(0..fixed), up)]
+        [part(fixed..each), B::multiply(part(0..fixed), up)]
     });
     let queries = B::float_cat(heads.collect(), 1);
     let both = linear(x, &latent.down);
@@ -132,10 +135,10 @@ pub(super) fn project_latent<B: Backend>(x: &FloatTensor<B>, before: Option<&Nor
     [queries, keys, values]
 }
 
-pub(super) fn expand_latent<B: Backend>(attended: &FloatTensor<B>, latent: &Latent<B>) -> FloatTensor<B> {
+pub(super) fn expand_latent<B: Kernels>(attended: &FloatTensor<B>, latent: &Latent<B>) -> FloatTensor<B> {
     let rank = latent.lengths.rank;
     let heads = latent.value_ups.iter().enumerate();
-    B::float_cat(heads.map(|(head, up)| multiply(last::<B>(attended.clone(), 2, head * rank..(head + 1) * rank), up)).collect(), 1)
+    B::float_cat(heads.map(|(head, up)| B::multiply(last::<B>(attended.clone(), 2, head * rank..(head + 1) * rank), up)).collect(), 1)
 }
 
 /// The residual's rows plus `product`.
@@ -145,16 +148,16 @@ fn add<B: Backend>(product: FloatTensor<B>, residual: Residual<'_, B>) -> FloatT
     B::float_add(residual.rows, product)
 }
 
-pub(super) fn project_add<B: Backend>(input: &FloatTensor<B>, one: &Linear<B>, residual: Residual<'_, B>) -> FloatTensor<B> {
+pub(super) fn project_add<B: Kernels>(input: &FloatTensor<B>, one: &Linear<B>, residual: Residual<'_, B>) -> FloatTensor<B> {
     add(linear(input.clone(), one), residual)
 }
 
-pub(super) fn gated<B: Backend>(x: &FloatTensor<B>, before: Option<&Norm<B>>, gate: &Gate<B>) -> FloatTensor<B> {
+pub(super) fn gated<B: Kernels>(x: &FloatTensor<B>, before: Option<&Norm<B>>, gate: &Gate<B>) -> FloatTensor<B> {
     open(normed(x, before), gate)
 }
 
 /// The gated part of rows that are normalised.
-fn open<B: Backend>(x: FloatTensor<B>, gate: &Gate<B>) -> FloatTensor<B> {
+fn open<B: Kernels>(x: FloatTensor<B>, gate: &Gate<B>) -> FloatTensor<B> {
     let up = linear(x.clone(), &gate.up);
     let (open, up) = match &gate.gate {
         Some(gate) => (linear(x, gate), Some(up)),
@@ -185,11 +188,11 @@ fn open<B: Backend>(x: FloatTensor<B>, gate: &Gate<B>) -> FloatTensor<B> {
 }
 
 /// A whole feed-forward part of rows that are normalised.
-fn feed_forward<B: Backend>(x: FloatTensor<B>, part: &FeedForward<B>) -> FloatTensor<B> {
+fn feed_forward<B: Kernels>(x: FloatTensor<B>, part: &FeedForward<B>) -> FloatTensor<B> {
     linear(open(x, &part.gate), &part.down)
 }
 
-pub(super) fn experts<B: Backend>(
+pub(super) fn experts<B: Kernels>(
     x: &FloatTensor<B>,
     before: Option<&Norm<B>>,
     experts: &Experts<B>,
@@ -200,7 +203,10 @@ pub(super) fn experts<B: Backend>(
     let shape = x.shape();
     let (rows, columns) = (shape[0], shape[1]);
     let mut scores = vec![0.0; rows * experts.choice.count];
-    read::<B>(linear(x.clone(), &experts.router), &mut scores);
+    // A device that has failed says so when the step's result is read.
+    if read::<B>(linear(x.clone(), &experts.router), &mut scores).is_err() {
+        scores.fill(0.0);
+    }
     // Each expert's rows, with their weights.
     let mut chosen = vec![(Vec::new(), Vec::new()); experts.choice.count];
     for (row, scores) in scores.chunks_exact(experts.choice.count).enumerate() {
@@ -359,28 +365,31 @@ fn capped<B: Backend>(x: FloatTensor<B>, cap: Option<f32>) -> FloatTensor<B> {
     }
 }
 
-pub(super) fn logits<B: Backend>(
+pub(super) fn logits<B: Kernels>(
     x: &FloatTensor<B>,
     sampled: &[usize],
     before: &Norm<B>,
     head: &Matrix<B>,
     finish: &LogitsFinish,
     out: &mut [f32],
-) {
+) -> Result<(), DeviceError> {
     if sampled.is_empty() {
-        return;
+        return Ok(());
     }
     let rows = B::float_select(x.clone(), 0, indices::<B>(&x.device(), sampled.iter().copied()));
-    let logits = multiply(norm(rows, 2, before), head);
+    let logits = B::multiply(norm(rows, 2, before), head);
     let logits = if finish.scale == 1.0 { logits } else { B::float_mul_scalar(logits, scalar(finish.scale)) };
-    read::<B>(capped::<B>(logits, finish.softcap), out);
+    read::<B>(capped::<B>(logits, finish.softcap), out)
 }
 
-/// Writes a tensor's elements; what cannot be read, because the device failed, is written as not a number.
-pub(super) fn read<B: Backend>(x: FloatTensor<B>, out: &mut [f32]) {
-    let data = burn::tensor::read_sync(B::float_into_data(x)).ok();
-    match data.as_ref().and_then(|data| data.as_slice::<f32>().ok()) {
-        Some(values) if values.len() == out.len() => out.copy_from_slice(values),
-        _ => out.fill(f32::NAN),
+/// Writes a tensor's elements.
+pub(super) fn read<B: Backend>(x: FloatTensor<B>, out: &mut [f32]) -> Result<(), DeviceError> {
+    let failed = |reason: String| DeviceError::Failed { reason };
+    let data = burn::tensor::read_sync(B::float_into_data(x)).map_err(|error| failed(error.to_string()))?;
+    let values = data.as_slice::<f32>().map_err(|error| failed(format!("{error:?}")))?;
+    if values.len() != out.len() {
+        return Err(failed(format!("it gave {} numbers in place of {}", values.len(), out.len())));
     }
+    out.copy_from_slice(values);
+    Ok(())
 }

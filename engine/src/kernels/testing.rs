@@ -1,4 +1,4 @@
-//! Random weights for tests.
+//! Random weights for tests, and a device to run them on.
 
 use crate::quant::BlockType;
 
@@ -30,6 +30,19 @@ pub(crate) const TYPES: [BlockType; 25] = [
     BlockType::IQ4_NL,
     BlockType::IQ4_XS,
 ];
+
+/// The graphics processor to test on, if there is one: Mesa's software one will do. Where `SHOAL_TEST_GPU` is set there must be one.
+#[cfg(gpu)]
+pub(crate) fn gpu() -> Option<cubecl::Device> {
+    match super::open_gpu(0) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            assert!(std::env::var_os("SHOAL_TEST_GPU").is_none(), "{error}");
+            eprintln!("not tested: {error}");
+            None
+        }
+    }
+}
 
 /// A small generator of numbers, the same for the same seed.
 pub(crate) struct Numbers(u64);

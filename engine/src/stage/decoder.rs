@@ -165,7 +165,7 @@ where
         if rows.is_empty() {
             return Ok(());
         }
-        // From here on nothing can fail.
+        // From here on nothing can fail but the device.
         let batch = self.book.apply(plan);
         let x = match (input, &self.embedding) {
             (Input::Tokens, Some(embedding)) => {
@@ -177,12 +177,12 @@ where
         };
         let x = self.run_layers(x, &batch);
         match &self.head {
-            None => B::read(x, output),
+            None => B::read(x, output)?,
             Some(head) => {
                 let sampled: Vec<usize> = (0..rows.len()).filter(|&row| rows[row].sample).collect();
                 if let (Some(matrix), false) = (head.matrix.as_ref().or(self.embedding.as_ref()), sampled.is_empty()) {
                     let finish = LogitsFinish { scale: self.config.logit_scale, softcap: self.config.logit_softcap };
-                    B::logits(&mut self.work, &x, &sampled, &head.norm, matrix, &finish, output);
+                    B::logits(&mut self.work, &x, &sampled, &head.norm, matrix, &finish, output)?;
                 }
             }
         }

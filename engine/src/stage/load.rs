@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::backend::tensor::{Device, FloatTensor};
+use burn::backend::tensor::{Device as BurnDevice, FloatTensor};
 use burn::tensor::TensorData;
 use burn_flex::{Flex, FlexDevice};
 
@@ -10,6 +10,7 @@ use super::decoder::{Decoder, Head, Layer, Part, Projections};
 use super::kv::PageBook;
 use super::{Stage, StageOptions, StageSpec};
 use crate::config::{self, ConfigError, DecoderConfig, DenseTensors, LayerTensors, NormTensors};
+use crate::device::{Device, DeviceError};
 use crate::gguf::{Gguf, TensorView};
 use crate::kernels::{
     AttentionShape, Experts, FeedForward, Gate, HeadWeights, Kernels, KvShape, Latent, LayerError, Linear, Matrix, Norm, PAGE_TOKENS,
@@ -50,6 +51,9 @@ pub enum LoadError {
     /// An option that makes no sense.
     #[error("the stage's {0} must not be zero")]
     Zero(&'static str),
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// No compute threads.
     #[error("the system gives no {threads} compute threads: {source}")]
     Threads {
@@ -58,6 +62,25 @@ pub enum LoadError {
         /// What it said.
         source: std::io::Error,
     },
+}
+
+/// Loads the stage `spec` of a model to a device.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn load_to(device: Device, gguf: &Gguf, spec: &StageSpec, options: &StageOptions) -> Result<Box<dyn Stage>, LoadError> {
+    match device {
+        Device::Cpu => load(gguf, spec, options),
+        #[cfg(gpu)]
+        Device::Gpu(index) => {
+            let device = crate::kernels::open_gpu(index)?;
+            // The host only hands on.
+            let work = Workspace::new(1).map_err(|source| LoadError::Threads { threads: 1, source })?;
+            Ok(Box::new(load_on::<burn_wgpu::Wgpu>(gguf, spec, options, device, work)?))
+        }
+        #[cfg(not(gpu))]
+        Device::Gpu(_) => Err(DeviceError::NoBackend.into()),
+    }
 }
 
 /// Loads the stage `spec` of a model to the CPU.
@@ -75,7 +98,7 @@ pub(super) fn load_on<B: Kernels>(
     gguf: &Gguf,
     spec: &StageSpec,
     options: &StageOptions,
-    device: Device<B>,
+    device: BurnDevice<B>,
     mut work: Workspace,
 ) -> Result<Decoder<B>, LoadError> {
     let config = DecoderConfig::from_gguf(gguf)?;
@@ -93,7 +116,7 @@ pub(super) fn load_on<B: Kernels>(
     let mut kv_shape = KvShape { kv_heads: config.kv_heads, key_length: config.key_length, value_length: config.value_length, pages: 0 };
     let page = B::kv_page_bytes(&kv_shape) * layers.len() as u64;
     // Pages are numbered with 32 bits.
-    kv_shape.pages = (options.kv_bytes / page).min(u64::from(u32::MAX)) as usize;
+    kv_shape.pages = (options.kv_bytes / page).min(u64::from(u32::MAX)).min(B::kv_pages_max(&device, &kv_shape)) as usize;
     if kv_shape.pages == 0 {
         return Err(LoadError::KvMemory { given: options.kv_bytes, page });
     }

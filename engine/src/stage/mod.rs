@@ -10,9 +10,11 @@ mod load;
 #[cfg(test)]
 mod tests;
 
-pub use load::{LoadError, load};
+pub use load::{LoadError, load, load_to};
 
 use std::ops::Range;
+
+use crate::device::DeviceError;
 
 /// A sequence, as the scheduler numbers it. Numbers are reused only after the sequence was freed at every stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,7 +64,7 @@ pub enum Input<'a> {
     Activations(&'a [f32]),
 }
 
-/// Why a step was not run. The cache is then as before.
+/// Why a step was not run. The cache is then as before, unless the device failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
@@ -77,6 +79,9 @@ pub enum StepError {
     /// The rows, input or output do not fit the stage; the text says how.
     #[error("the step does not fit the stage: {0}")]
     Malformed(String),
+    /// The device failed. The stage is of no use any more.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 /// A loaded stage. Not shared: one device thread owns it.
@@ -98,7 +103,7 @@ pub trait Stage: Send {
     /// `output` is `rows × hidden` elements, or on the last stage `sampled rows × vocabulary`, in row order.
     ///
     /// # Errors
-    /// [`StepError`]; nothing was changed then.
+    /// [`StepError`]; nothing was changed then, unless the device failed.
     fn step(&mut self, rows: &[Row], input: Input<'_>, output: &mut [f32]) -> Result<(), StepError>;
 
     /// Forgets a sequence and gives its pages back. Unknown ones are ignored.

@@ -20,7 +20,7 @@ pub(crate) use packed::PackedMatrix;
 pub(crate) use pages::Pages;
 #[cfg(test)]
 pub(crate) use simd::Isa;
-pub use speed::{CpuSpeed, measure};
+pub use speed::{Speed, measure};
 pub use workspace::Workspace;
 
 use burn::tensor::TensorData;
@@ -32,6 +32,7 @@ use super::{
     Residual, Rotation,
 };
 use crate::config::{Activation, NormKind};
+use crate::device::DeviceError;
 use crate::gguf::TensorView;
 use attention::Attention;
 use math::{RowNorm, normalise};
@@ -296,7 +297,7 @@ impl Kernels for Flex {
         head: &Matrix<Self>,
         finish: &LogitsFinish,
         out: &mut [f32],
-    ) {
+    ) -> Result<(), DeviceError> {
         let Some(matrix) = head.as_packed() else { return super::plain::logits::<Self>(x, sampled, norm, head, finish, out) };
         let (x, norm) = (elements(x), Normed::new(norm));
         let columns = matrix.columns();
@@ -313,10 +314,12 @@ impl Kernels for Flex {
                 isa.run(FinishLogits { values: unsafe { parts.part(mine) }, finish });
             });
         }
+        Ok(())
     }
 
-    fn read(x: FlexTensor, out: &mut [f32]) {
+    fn read(x: FlexTensor, out: &mut [f32]) -> Result<(), DeviceError> {
         out.copy_from_slice(&elements(&x));
+        Ok(())
     }
 }
 

@@ -18,9 +18,9 @@ const BATCH: usize = 16;
 /// How often each product is taken; the fastest counts, because whatever disturbs it makes it slower.
 const TIMES: usize = 3;
 
-/// What was measured.
+/// How fast a device is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CpuSpeed {
+pub struct Speed {
     /// Bytes of 4-bit weights read and multiplied with one row in a second.
     pub read_bytes_per_second: f64,
     /// Multiply-adds in a second where many rows share the weights.
@@ -32,7 +32,7 @@ pub struct CpuSpeed {
 ///
 /// # Errors
 /// If the system gives no threads.
-pub fn measure(threads: usize, now: &dyn Fn() -> Duration) -> std::io::Result<CpuSpeed> {
+pub fn measure(threads: usize, now: &dyn Fn() -> Duration) -> std::io::Result<Speed> {
     let mut workspace = Workspace::new(threads)?;
     let bytes = BlockType::Q4_0.row_bytes(ROWS * COLUMNS).unwrap_or_default();
     // Scales of one and a pattern of digits: the time does not depend on the values.
@@ -55,7 +55,7 @@ pub fn measure(threads: usize, now: &dyn Fn() -> Duration) -> std::io::Result<Cp
         }
         std::hint::black_box(&out);
     }
-    Ok(CpuSpeed {
+    Ok(Speed {
         read_bytes_per_second: matrix.bytes() as f64 / best[0],
         multiply_adds_per_second: (BATCH * ROWS * COLUMNS) as f64 / best[1],
     })

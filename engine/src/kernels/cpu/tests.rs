@@ -211,11 +211,11 @@ proptest! {
         let sampled: Vec<usize> = (0..rows).filter(|row| row % 2 == 0).collect();
         let found = same_everywhere(|work| {
             let mut out = vec![0.0; sampled.len() * size];
-            Flex::logits(work, &input, &sampled, &norm, &weights.packed.matrix, &finish, &mut out);
+            Flex::logits(work, &input, &sampled, &norm, &weights.packed.matrix, &finish, &mut out).unwrap();
             out
         });
         let mut expected = vec![0.0; found.len()];
-        plain::logits::<Flex>(&input, &sampled, &norm, &weights.plain.matrix, &finish, &mut expected);
+        plain::logits::<Flex>(&input, &sampled, &norm, &weights.plain.matrix, &finish, &mut expected).unwrap();
         let rows: Vec<f32> = sampled.iter().flat_map(|&row| normed(&x, &norm)[row * columns..][..columns].to_vec()).collect();
         check(&tensor(found, size), &tensor(expected, size), &weights.bounds(&rows).iter().map(|b| b + 1e-5).collect::<Vec<_>>())?;
     }

@@ -1,4 +1,4 @@
-//! What the CPU kernels work with besides their arguments: threads, an instruction set, memory that is kept.
+//! What kernels work with besides their arguments: threads, an instruction set, memory that is kept.
 
 use super::attention::Scratch;
 use super::buffers::Buffers;
@@ -9,9 +9,7 @@ use super::packed::PackedMatrix;
 use super::pool::{Parts, Pool};
 use super::simd::{Isa, Op, Simd};
 
-/// Threads, instruction set and scratch memory of a stage's host side.
-///
-/// Backends that compute elsewhere have no use for it.
+/// Threads, instruction set and scratch memory of a stage's host side, and what it has copied to a device for the current step.
 pub struct Workspace {
     pub(super) pool: Pool,
     pub(super) isa: Isa,
@@ -20,6 +18,9 @@ pub struct Workspace {
     pub(super) prepared: Prepared,
     pub(super) buffers: Buffers,
     pub(super) scratch: Vec<Scratch>,
+    /// What is copied to devices other than the host's processor.
+    #[cfg(gpu)]
+    pub(in crate::kernels) steps: crate::kernels::gpu::Steps,
 }
 
 impl Workspace {
@@ -40,6 +41,8 @@ impl Workspace {
             prepared: Prepared::default(),
             buffers: Buffers::default(),
             scratch: Vec::new(),
+            #[cfg(gpu)]
+            steps: crate::kernels::gpu::Steps::default(),
         })
     }
 

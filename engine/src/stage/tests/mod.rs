@@ -1,3 +1,5 @@
+#[cfg(gpu)]
+mod gpu;
 mod model;
 mod reference;
 
@@ -74,6 +76,14 @@ fn the_default_steps_compute_the_model() {
         // What is left is the order of sums, and keys and values that fell to neighbouring half-precision numbers.
         assert!(difference < 2e-3, "{}: {difference}", gguf.str("general.architecture").unwrap());
     }
+}
+
+#[cfg(not(gpu))]
+#[test]
+fn a_build_without_the_backend_says_so() {
+    use crate::device::{Device, DeviceError};
+    let error = load_to(Device::Gpu(0), &model::gemma(), &StageSpec { layers: WHOLE }, &options(1)).err();
+    assert!(matches!(error, Some(LoadError::Device(DeviceError::NoBackend))));
 }
 
 #[test]
