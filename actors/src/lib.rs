@@ -27,6 +27,8 @@ pub mod supervise;
 pub mod survey;
 pub mod topology;
 mod wake;
+#[cfg(test)]
+mod wire_tests;
 
 pub use shoal_engine::bench;
 pub use shoal_engine::device::{Device, GPU_BACKEND};

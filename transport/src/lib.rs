@@ -31,6 +31,9 @@ pub mod region;
 pub mod remote;
 
 mod effects;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 #[cfg(test)]
 mod testing;
 

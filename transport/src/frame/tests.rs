@@ -25,12 +25,41 @@ fn the_layout_is_pinned() {
         0x0d, 0x0c, 0x0b, 0x0a, // epoch
         0x4c, 0xbb, 0x71, 0x9a, // crc32c of "hello"
         0, 0, 0, 0, // reserved
-        0, 0, 0, 0, // header check, below
+        0xf8, 0x3b, 0x42, 0xfa, // crc32c of the 60 bytes before
     ];
-    assert_eq!(bytes[..60], golden[..60]);
+    assert_eq!(bytes, golden);
     // The check value of the Castagnoli polynomial, so that the checks are what other programs call crc32c.
     assert_eq!(payload_crc(&[b"123456789"]), 0xe306_9283);
-    assert_eq!(bytes[60..64], crc32c::crc32c(&bytes[..60]).to_le_bytes());
+}
+
+#[test]
+fn grants_and_probes_as_whole_frames_are_pinned() {
+    use crate::channel::machine::{Arrival, ReceiverMachine, SenderMachine};
+    let fence = Fence { instance: 9, term: TermTag { counter: 3, node: 0x0102_0304_0506_0708 }, epoch: 4 };
+    let middle = [
+        9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, // instance
+        3, 0, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, // term
+        4, 0, 0, 0, // epoch
+    ];
+    let mut receiver = ReceiverMachine::new(fence, 4, 4096);
+    for sequence in 0..2 {
+        let header = FrameHeader { class: FrameClass::Data, kind: 1, flags: 0, length: 0, sequence, fence, crc32c: 0 };
+        assert_eq!(receiver.arrive(&header), Ok(Arrival::Expected));
+        assert!(receiver.accept(&header));
+        receiver.release();
+    }
+    let (grant, payload) = receiver.grant();
+    let mut golden = vec![1, 2, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    golden.extend(middle);
+    // The payload's check, zeros, the header's check, as another program computes them.
+    golden.extend([0x43, 0x24, 0x23, 0x4e, 0, 0, 0, 0, 0x67, 0x3a, 0x28, 0xc2]);
+    assert_eq!(grant.encode()[..], golden);
+    assert_eq!(payload, [2, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0]);
+    let probe = SenderMachine::new(fence, 4, 4096).probe();
+    let mut golden = vec![1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    golden.extend(middle);
+    golden.extend([0, 0, 0, 0, 0, 0, 0, 0, 0x99, 0x4a, 0x4a, 0x57]);
+    assert_eq!(probe.encode()[..], golden);
 }
 
 #[test]

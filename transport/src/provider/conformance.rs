@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::memory::{MemoryFabric, MemoryProvider, Shape};
 #[cfg(target_os = "linux")]
 use super::shm::{ShmOptions, ShmProvider};
-use super::tcp::{TcpOptions, TcpProvider};
+use super::tcp::{Encryption, TcpOptions, TcpProvider};
 use super::{AcceptError, DialError, Endpoint, ExpectError, Provider, Ticket};
 use crate::Effects;
 use crate::channel::{self, Broken, ChannelOptions, Violation};
@@ -23,9 +23,14 @@ struct Place {
 }
 
 fn tcp(address: &str) -> Place {
+    tcp_with(address, Encryption::Auto, 1)
+}
+
+fn tcp_with(address: &str, encryption: Encryption, rails: u8) -> Place {
     let effects = effects();
     let start = || {
-        let options = TcpOptions { listen: vec![address.parse().unwrap()], silence_max: Duration::from_secs(60), ..TcpOptions::default() };
+        let listen = vec![address.parse().unwrap()];
+        let options = TcpOptions { listen, silence_max: Duration::from_secs(60), encryption, rails, ..TcpOptions::default() };
         Arc::new(TcpProvider::new(effects.clone(), options).unwrap())
     };
     Place { near: start(), far: start(), effects }
@@ -588,6 +593,9 @@ macro_rules! conformance {
 conformance! {
     tcp_v4 = tcp("127.0.0.1:0");
     tcp_v6 = tcp("[::1]:0");
+    tcp_encrypted = tcp_with("127.0.0.1:0", Encryption::Always, 1);
+    tcp_on_rails = tcp_with("127.0.0.1:0", Encryption::Never, 3);
+    tcp_on_encrypted_rails = tcp_with("127.0.0.1:0", Encryption::Always, 2);
     in_memory = memory(Shape::default());
     in_memory_with_a_slow_wire = memory(Shape { latency: Duration::from_millis(1), bytes_per_second: Some(400_000_000) });
 }

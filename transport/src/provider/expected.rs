@@ -1,6 +1,7 @@
 //! The desk at which dialling peers present their tickets, shared by all providers.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use super::{ExpectError, ProviderKind, Ticket};
@@ -34,6 +35,12 @@ pub enum AcceptError {
         /// The ticket's id.
         id: u128,
     },
+    /// The peer came, and one end demands an encrypted link, which the other forbids.
+    #[error("the link of ticket {id:032x} was not made: one end demands an encrypted link and the other forbids it; set both ends alike")]
+    Encryption {
+        /// The ticket's id.
+        id: u128,
+    },
     /// The provider has been shut down.
     #[error("the {0} provider has been shut down")]
     Stopped(ProviderKind),
@@ -48,6 +55,8 @@ enum Stage {
     Made(Arc<dyn Link>),
     /// It was taken.
     Taken,
+    /// The ends do not agree about encryption.
+    Disagreed,
     /// It is no longer wanted.
     Cancelled,
 }
@@ -73,8 +82,8 @@ pub struct Desk {
 }
 
 /// A peer that has proved itself, while its link is being made. Dropping the claim opens the ticket again.
-pub(crate) struct Claim<'a> {
-    desk: &'a Desk,
+pub(crate) struct Claim<D: Deref<Target = Desk>> {
+    desk: D,
     id: u128,
 }
 
@@ -118,14 +127,23 @@ impl Desk {
     }
 
     /// Takes the ticket for a peer that has proved itself: only one gets it.
-    pub(crate) fn claim(&self, id: u128) -> Option<Claim<'_>> {
-        let mut book = lock(&self.book);
-        let entry = book.entries.get_mut(&id)?;
-        if !matches!(entry.stage, Stage::Open) {
-            return None;
+    pub(crate) fn claim(&self, id: u128) -> Option<Claim<&Self>> {
+        self.take(id).then_some(Claim { desk: self, id })
+    }
+
+    /// [`Desk::claim`] for a link that is made in several steps.
+    pub(crate) fn claim_for_long(self: &Arc<Self>, id: u128) -> Option<Claim<Arc<Self>>> {
+        self.take(id).then(|| Claim { desk: Arc::clone(self), id })
+    }
+
+    fn take(&self, id: u128) -> bool {
+        match lock(&self.book).entries.get_mut(&id) {
+            Some(entry) if matches!(entry.stage, Stage::Open) => {
+                entry.stage = Stage::Claimed;
+                true
+            }
+            _ => false,
         }
-        entry.stage = Stage::Claimed;
-        Some(Claim { desk: self, id })
     }
 
     /// Refuses everybody from now on and wakes all that wait.
@@ -135,12 +153,21 @@ impl Desk {
     }
 }
 
-impl Claim<'_> {
+impl<D: Deref<Target = Desk>> Claim<D> {
     /// Hands the finished link over; `false` if nobody wants it any more.
     pub(crate) fn deliver(self, link: Arc<dyn Link>) -> bool {
+        self.settle(Stage::Made(link))
+    }
+
+    /// Tells whoever waits that the ends do not agree about encryption.
+    pub(crate) fn disagreed(self) {
+        self.settle(Stage::Disagreed);
+    }
+
+    fn settle(self, stage: Stage) -> bool {
         let mut book = lock(&self.desk.book);
         match book.entries.get_mut(&self.id) {
-            Some(entry) if matches!(entry.stage, Stage::Claimed) => entry.stage = Stage::Made(link),
+            Some(entry) if matches!(entry.stage, Stage::Claimed) => entry.stage = stage,
             _ => return false,
         }
         drop(book);
@@ -149,7 +176,7 @@ impl Claim<'_> {
     }
 }
 
-impl Drop for Claim<'_> {
+impl<D: Deref<Target = Desk>> Drop for Claim<D> {
     fn drop(&mut self) {
         if let Some(entry) = lock(&self.desk.book).entries.get_mut(&self.id)
             && matches!(entry.stage, Stage::Claimed)
@@ -192,6 +219,10 @@ impl Expected {
             match std::mem::replace(&mut entry.stage, Stage::Taken) {
                 Stage::Made(link) => return Ok(link),
                 Stage::Taken => return Err(AcceptError::Used { id }),
+                Stage::Disagreed => {
+                    entry.stage = Stage::Disagreed;
+                    return Err(AcceptError::Encryption { id });
+                }
                 waiting @ (Stage::Open | Stage::Claimed) => entry.stage = waiting,
                 Stage::Cancelled => {
                     entry.stage = Stage::Cancelled;

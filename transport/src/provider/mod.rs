@@ -16,6 +16,8 @@ mod words;
 
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+pub(crate) mod golden;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,6 +27,9 @@ use serde::{Deserialize, Serialize};
 
 pub use expected::{AcceptError, Canceller, Desk, Expected};
 pub use ticket::Ticket;
+
+#[cfg(any(test, fuzzing))]
+pub use handshake::fuzz as fuzz_handshake;
 
 use crate::env::Instant;
 use crate::link::{CloseReason, Link, LinkOptions};
@@ -181,6 +186,12 @@ pub enum DialError {
         endpoint: Endpoint,
         /// The ticket's id.
         id: u128,
+    },
+    /// One end demands an encrypted link, the other forbids it.
+    #[error("no link with {endpoint}: one end demands an encrypted link and the other forbids it; set both ends alike")]
+    Encryption {
+        /// Where.
+        endpoint: Endpoint,
     },
     /// The connection ended, or something that is no Shoal node answered, before both ends had proved themselves.
     #[error("the handshake with {endpoint} failed: {reason}")]

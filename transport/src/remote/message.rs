@@ -122,6 +122,14 @@ impl From<Denied> for Denial {
     }
 }
 
+/// A head is refused, or is exactly what would be written for what was read.
+#[cfg(any(test, fuzzing))]
+pub fn fuzz(bytes: &[u8]) {
+    if let Some((head, body)) = Head::decode(bytes) {
+        assert_eq!([&head.encode()[..], body].concat(), bytes);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

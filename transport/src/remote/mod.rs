@@ -12,6 +12,9 @@ mod slab;
 #[cfg(test)]
 mod tests;
 
+#[cfg(any(test, fuzzing))]
+pub use message::fuzz as fuzz_head;
+
 pub use client::{RegionLease, RemoteRegion, TransferError};
 pub use server::RegionServer;
 pub use slab::Slab;

@@ -18,6 +18,41 @@ pub(super) fn to_advertise(listening: &[SocketAddr], advertise: &[SocketAddr]) -
     resolve(listening, &interfaces)
 }
 
+/// Where further connections of a link should go whose first one came in at `first`: other interfaces in turn, then `first` again.
+pub(super) fn for_rails(first: SocketAddr, listening: &[SocketAddr], advertise: &[SocketAddr], count: usize) -> Vec<SocketAddr> {
+    let first = SocketAddr::new(first.ip().to_canonical(), first.port());
+    let named: Vec<(String, IpAddr)> = if first.ip().is_loopback() {
+        Vec::new()
+    } else {
+        let up = |interface: &if_addrs::Interface| interface.is_oper_up() && !interface.is_loopback();
+        let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+        interfaces.into_iter().filter(up).map(|interface| (interface.name.clone(), interface.ip())).collect()
+    };
+    spread(first, &to_advertise(listening, advertise), &named, count)
+}
+
+/// [`for_rails`] with known interfaces: one address of each, of the first one's family if there is one.
+fn spread(first: SocketAddr, candidates: &[SocketAddr], named: &[(String, IpAddr)], count: usize) -> Vec<SocketAddr> {
+    let name = |ip: IpAddr| named.iter().find(|(_, of)| *of == ip).map(|(name, _)| name);
+    let mut order: Vec<&SocketAddr> = candidates.iter().filter(|address| !is_link_local_v6(address.ip())).collect();
+    order.sort_by_key(|address| address.is_ipv4() != first.is_ipv4());
+    let mut used = vec![name(first.ip())];
+    let mut turn = Vec::new();
+    for address in order {
+        let interface = name(address.ip());
+        if interface.is_some() && !used.contains(&interface) {
+            used.push(interface);
+            turn.push(*address);
+        }
+    }
+    turn.push(first);
+    turn.into_iter().cycle().take(count).collect()
+}
+
+fn is_link_local_v6(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
 fn resolve(listening: &[SocketAddr], interfaces: &[IpAddr]) -> Vec<SocketAddr> {
     let mut out = Vec::new();
     for bound in listening {
@@ -76,6 +111,18 @@ mod tests {
         check(&["[::]:5"], &["127.0.0.1", "::1"], &["127.0.0.1:5", "[::1]:5"]);
         check(&["127.0.0.1:5"], &["10.0.0.7"], &["127.0.0.1:5"]);
         check(&["[::]:5"], &[], &[]);
+    }
+
+    #[test]
+    fn rails_go_to_other_interfaces_in_turn() {
+        let named = [("a", "10.0.0.1"), ("a", "fd00::1"), ("b", "10.0.1.1"), ("b", "fd01::1"), ("c", "fd02::1"), ("d", "fe80::1")];
+        let named: Vec<(String, IpAddr)> = named.map(|(name, ip)| (name.to_owned(), ip.parse().unwrap())).to_vec();
+        let all: Vec<SocketAddr> = named.iter().map(|(_, ip)| SocketAddr::new(*ip, 5)).collect();
+        let parse = |texts: &[&str]| -> Vec<SocketAddr> { texts.iter().map(|text| text.parse().unwrap()).collect() };
+        let first = all[0];
+        assert_eq!(spread(first, &all, &named, 5), parse(&["10.0.1.1:5", "[fd02::1]:5", "10.0.0.1:5", "10.0.1.1:5", "[fd02::1]:5"]));
+        assert_eq!(spread(all[1], &all, &named, 1), parse(&["[fd01::1]:5"]));
+        assert_eq!(spread(first, &[], &[], 2), [first, first]);
     }
 
     #[test]

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::link::TcpLink;
+use super::link::{Rail, TcpLink};
+use super::seal::Cipher;
+use super::terms::{Disagree, Said, cipher};
 use super::{TcpProvider, set_buffers};
 use crate::env::Instant;
 use crate::link::{CloseReason, LinkOptions};
-use crate::provider::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES, Verdict};
+use crate::provider::handshake::{self, Answer, CHALLENGE_BYTES, HELLO_BYTES, Offer, PROOF_BYTES, VERDICT_BYTES};
 use crate::provider::words::Words;
 use crate::provider::{DialError, Endpoint, ProviderKind, Ticket};
 
@@ -20,6 +22,19 @@ use crate::provider::{DialError, Endpoint, ProviderKind, Ticket};
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Longest such pause.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// How long to try an address that the peer told of and that may be out of reach.
+const TOLD_MAX: Duration = Duration::from_millis(500);
+
+/// A connection whose ends have proved themselves.
+struct Introduced {
+    stream: TcpStream,
+    hello: [u8; HELLO_BYTES],
+    challenge: [u8; CHALLENGE_BYTES],
+    proof: [u8; PROOF_BYTES],
+    ours: Offer,
+    theirs: Offer,
+}
 
 /// How one attempt failed.
 enum Failed {
@@ -58,6 +73,61 @@ impl TcpProvider {
     }
 
     fn attempt(&self, address: SocketAddr, ticket: &Ticket, ours: LinkOptions, deadline: Instant) -> Result<Arc<TcpLink>, Failed> {
+        let endpoint = Endpoint::Tcp(address);
+        let Introduced { stream, hello, challenge, proof, ours, theirs } = self.introduce(address, ticket, ours, deadline)?;
+        let said = Said { ticket, hello: &hello, challenge: &challenge, proof: &proof };
+        let cipher = cipher(&ours, &theirs).map_err(|Disagree| Failed::Final(DialError::Encryption { endpoint }))?;
+        let limits = [ours.options.message_bytes_max, theirs.options.message_bytes_max];
+        let mut rails = Vec::new();
+        if theirs.further_rails > 0 {
+            let broken = |what: &str| {
+                let reason = CloseReason::Misbehaved(what.to_owned());
+                Failed::Final(DialError::Handshake { endpoint, reason })
+            };
+            if theirs.further_rails > ours.further_rails {
+                return Err(broken("it wants more connections than were offered"));
+            }
+            let further = said.further(theirs.further_rails);
+            let mut list = vec![0; further.list_bytes()];
+            let words = Words { stream: &stream, clock: &*self.effects.clock, deadline };
+            words.hear(&mut list).map_err(|error| failed(endpoint, &error))?;
+            let Some(addresses) = further.read_list(&list) else {
+                return Err(broken("the list of its addresses is not its own"));
+            };
+            for (ticket, told) in further.tickets().iter().zip(addresses) {
+                let told = (told != address && told.port() != 0).then_some(told);
+                rails.push(self.further_rail([told, Some(address)], ticket, ours.options, cipher, deadline)?);
+            }
+        }
+        let seals = cipher.map(|cipher| said.seals(cipher));
+        rails.insert(0, Rail { stream, seals });
+        TcpLink::new(rails, address, Arc::clone(&self.effects.clock), self.liveness(), limits).map_err(|error| failed(endpoint, &error))
+    }
+
+    /// A connection besides the first, to the first of these addresses that takes it.
+    fn further_rail(
+        &self,
+        addresses: [Option<SocketAddr>; 2],
+        ticket: &Ticket,
+        options: LinkOptions,
+        cipher: Option<Cipher>,
+        deadline: Instant,
+    ) -> Result<Rail, Failed> {
+        let [told, first] = addresses;
+        // An interface of the peer that this machine does not reach is no reason to do without the link.
+        let soon = deadline.min(self.effects.after(TOLD_MAX));
+        let told = told.and_then(|address| self.introduce(address, ticket, options, soon).ok());
+        let Introduced { stream, hello, challenge, proof, .. } = match (told, first) {
+            (Some(introduced), _) => introduced,
+            (None, Some(first)) => self.introduce(first, ticket, options, deadline)?,
+            (None, None) => return Err(Failed::Busy(CloseReason::Peer)),
+        };
+        let said = Said { ticket, hello: &hello, challenge: &challenge, proof: &proof };
+        Ok(Rail { seals: cipher.map(|cipher| said.seals(cipher)), stream })
+    }
+
+    /// Connects and goes through the handshake.
+    fn introduce(&self, address: SocketAddr, ticket: &Ticket, options: LinkOptions, deadline: Instant) -> Result<Introduced, Failed> {
         let clock = &*self.effects.clock;
         let endpoint = Endpoint::Tcp(address);
         let stream = self.connect(address, deadline).map_err(|error| {
@@ -66,32 +136,27 @@ impl TcpProvider {
                 _ => DialError::Unreachable { endpoint, reason: error.to_string() },
             })
         })?;
+        let local = stream.local_addr().map_err(|error| failed(endpoint, &error))?;
+        let ours = self.terms().offer(options, local.ip(), address.ip());
         let words = Words { stream: &stream, clock, deadline };
-        let failed = |error: std::io::Error| {
-            Failed::Final(match error.kind() {
-                ErrorKind::TimedOut => DialError::Deadline { endpoint },
-                _ => DialError::Handshake { endpoint, reason: reason(&error) },
-            })
-        };
         let mut nonce = [0; 32];
         self.effects.rng.fill("link hello", &mut nonce);
         let hello = handshake::hello(ticket, &nonce, ours);
         let mut challenge = [0; CHALLENGE_BYTES];
         words.say(&hello).and_then(|()| words.hear(&mut challenge)).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Failed::Busy(reason(&error)),
-            _ => failed(error),
+            _ => failed(endpoint, &error),
         })?;
         let proof = handshake::proof(ticket, &hello, &challenge);
         let mut verdict = [0; VERDICT_BYTES];
-        words.say(&proof).and_then(|()| words.hear(&mut verdict)).map_err(failed)?;
+        words.say(&proof).and_then(|()| words.hear(&mut verdict)).map_err(|error| failed(endpoint, &error))?;
         let id = ticket.id();
-        let theirs = match handshake::read_verdict(ticket, &hello, &challenge, &proof, &verdict) {
-            Verdict::Welcome(theirs) => theirs,
-            Verdict::Refused => return Err(Failed::Final(DialError::Refused { endpoint, id })),
-            Verdict::Impostor => return Err(Failed::Final(DialError::Impostor { endpoint, id })),
-        };
-        let limits = [ours.message_bytes_max, theirs.message_bytes_max];
-        TcpLink::new(stream, address, Arc::clone(&self.effects.clock), self.liveness(), limits).map_err(failed)
+        match handshake::read_answer(ticket, &hello, &challenge, &proof, &verdict) {
+            Answer::Welcome(theirs) => Ok(Introduced { stream, hello, challenge, proof, ours, theirs }),
+            Answer::Disagreed(_) => Err(Failed::Final(DialError::Encryption { endpoint })),
+            Answer::Refused => Err(Failed::Final(DialError::Refused { endpoint, id })),
+            Answer::Impostor => Err(Failed::Final(DialError::Impostor { endpoint, id })),
+        }
     }
 
     fn connect(&self, address: SocketAddr, deadline: Instant) -> std::io::Result<TcpStream> {
@@ -105,6 +170,13 @@ impl TcpProvider {
         socket.set_tcp_nodelay(true)?;
         Ok(socket.into())
     }
+}
+
+fn failed(endpoint: Endpoint, error: &std::io::Error) -> Failed {
+    Failed::Final(match error.kind() {
+        ErrorKind::TimedOut => DialError::Deadline { endpoint },
+        _ => DialError::Handshake { endpoint, reason: reason(error) },
+    })
 }
 
 fn reason(error: &std::io::Error) -> CloseReason {

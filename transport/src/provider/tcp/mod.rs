@@ -2,14 +2,34 @@
 //!
 //! One thread for each address that is listened at takes connections in; one more hears the newcomers and sends
 //! keep-alives. The bytes of links are moved by the threads that use them.
+//!
+//! | module | what |
+//! |---|---|
+//! | `dial`, `door` | the two ends of the handshake |
+//! | `terms`, `rails` | what the ends agree on: encryption, further connections |
+//! | `record`, `seal` | how a byte stream is cut into records, and how they are encrypted |
+//! | `read`, `write`, `link` | records between sockets and the buffers of the caller |
 
 mod addresses;
 mod dial;
 mod door;
-
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod link;
 #[cfg(test)]
+mod proxy;
+mod rails;
+mod read;
+mod record;
+mod seal;
+mod terms;
+#[cfg(test)]
 mod tests;
+#[cfg(all(test, target_os = "linux"))]
+mod tests_faults;
+#[cfg(test)]
+mod tests_sealed;
+mod write;
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -27,6 +47,8 @@ use crate::env::{Instant, Join};
 use crate::link::{CloseReason, Link, LinkOptions, lock};
 use door::{Door, Links, STRANGERS_MAX};
 use link::Liveness;
+pub use terms::Encryption;
+use terms::Terms;
 
 /// How the provider is set up. The default suits a node on its own network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +66,11 @@ pub struct TcpOptions {
     /// Size of the system's send and receive buffers, in bytes; none leaves it to the system. Linux sizes them by itself,
     /// further than it allows to ask for.
     pub socket_buffer_bytes: Option<usize>,
+    /// Whether links are encrypted.
+    pub encryption: Encryption,
+    /// Connections of a link, 1 to 16, of which there are as many as both ends want. Long messages go over all of them, piece by piece,
+    /// each connection by another interface of the accepting end where it has several. It pays where two machines have two cables.
+    pub rails: u8,
 }
 
 impl Default for TcpOptions {
@@ -55,6 +82,8 @@ impl Default for TcpOptions {
             silence_max: Duration::from_millis(1500),
             handshake_max: Duration::from_secs(2),
             socket_buffer_bytes: if cfg!(any(target_os = "linux", target_os = "android")) { None } else { Some(4 * 1024 * 1024) },
+            encryption: Encryption::default(),
+            rails: 1,
         }
     }
 }
@@ -113,6 +142,9 @@ impl TcpProvider {
             stop: Arc::clone(&self.stop),
             incoming,
             liveness: self.liveness(),
+            terms: self.terms(),
+            listening: self.listening.clone(),
+            advertise: self.options.advertise.clone(),
             keepalive_interval: self.options.keepalive_interval.max(Duration::from_millis(1)),
             handshake_max: self.options.handshake_max,
         };
@@ -131,6 +163,10 @@ impl TcpProvider {
 
     fn liveness(&self) -> Liveness {
         Liveness { silence_max: self.options.silence_max }
+    }
+
+    fn terms(&self) -> Terms {
+        Terms { encryption: self.options.encryption, rails: self.options.rails }
     }
 
     /// The addresses that are listened at, with the ports that were picked.

@@ -16,7 +16,7 @@ use crate::testing::{effects, soon};
 const OPTIONS: LinkOptions = LinkOptions::for_payload(4096);
 
 /// On loopback, with the patience of a loaded machine unless a test has its own.
-fn provider(effects: &Effects, options: TcpOptions) -> TcpProvider {
+pub(super) fn provider(effects: &Effects, options: TcpOptions) -> TcpProvider {
     let usual = options.silence_max == TcpOptions::default().silence_max;
     let silence_max = if usual { Duration::from_secs(60) } else { options.silence_max };
     let options = TcpOptions { silence_max, ..options };
@@ -138,7 +138,7 @@ fn an_acceptor_without_the_secret_is_found_out() {
             stream.write_all(&[3; CHALLENGE_BYTES]).unwrap();
             let mut proof = [0; 32];
             stream.read_exact(&mut proof).unwrap();
-            let mut verdict = vec![1, 0, 0, 1, 0];
+            let mut verdict = vec![1, 0, 0, 0, 0, 0, 1, 0];
             verdict.extend_from_slice(&proof);
             stream.write_all(&verdict).unwrap();
         });

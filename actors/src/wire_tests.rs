@@ -1,0 +1,117 @@
+//! Bytes of control messages that `docs/wire.md` describes, spelled out by hand.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use shoal_engine::stage::SequenceId;
+use shoal_transport::provider::{Endpoint, Ticket};
+
+use crate::SamplingParams;
+use crate::conductor::journal::{JournalEntry, JournalRefusal, JournalReply, JournalRequest};
+use crate::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
+use crate::request::{GenerateRequest, Prompt};
+use crate::stage::message::{Token, Tokens};
+use crate::stage::{LinkStage, StageKey, StageReply, StageRequest};
+
+/// The message has these bytes, and they are read as what has them again.
+#[track_caller]
+fn pinned<T: Serialize + DeserializeOwned>(message: &T, parts: &[&[u8]]) {
+    let bytes = parts.concat();
+    assert_eq!(postcard::to_stdvec(message).unwrap(), bytes);
+    let again: T = postcard::from_bytes(&bytes).unwrap();
+    assert_eq!(postcard::to_stdvec(&again).unwrap(), bytes);
+}
+
+const NODE: [u8; 32] = [7; 32];
+
+fn term() -> Term {
+    Term { counter: 300, node: NodeId(NODE) }
+}
+
+/// The same in bytes.
+const TERM: [&[u8]; 2] = [&[0xac, 2], &NODE];
+
+#[test]
+fn journal_messages_are_pinned() {
+    let (instance, request) = (InstanceId(2), RequestId(5));
+    let entry = JournalEntry {
+        request: GenerateRequest {
+            id: request,
+            instance,
+            prompt: Prompt::Text("ab".to_owned()),
+            sampling: SamplingParams {
+                temperature: 0.5,
+                top_k: 40,
+                logit_bias: [(300, -1.0)].into(),
+                seed: 128,
+                logprobs: Some(3),
+                ..SamplingParams::default()
+            },
+            max_tokens: Some(10),
+            stop: vec!["x".to_owned()],
+            ignore_end: true,
+        },
+        prompt: vec![1, 128],
+        emitted: vec![9],
+    };
+    let sampling: &[u8] = &[
+        0, 0, 0, 0x3f, 40, 0, 0, 0x80, 0x3f, 0, 0, 0, 0, // temperature, top_k, top_p, min_p
+        0, 0, 0x80, 0x3f, 0, 0, 0, 0, 0, 0, 0, 0, // repetition, presence, frequency
+        1, 0xac, 2, 0, 0, 0x80, 0xbf, // one bias
+        0x80, 1, 1, 3, // seed, log probabilities
+    ];
+    let entry_bytes = [&[5, 2, 1, 2, b'a', b'b'], sampling, &[1, 10, 1, 1, b'x', 1, 2, 1, 0x80, 1, 1, 9]].concat();
+    let store = JournalRequest::Store { instance, term: term(), entry: Box::new(entry.clone()) };
+    pinned(&store, &[&[0, 2], TERM[0], TERM[1], &entry_bytes]);
+    let append = JournalRequest::Append { instance, term: term(), request, from: 1, tokens: vec![128] };
+    pinned(&append, &[&[1, 2], TERM[0], TERM[1], &[5, 1, 1, 0x80, 1]]);
+    pinned(&JournalRequest::Finish { instance, term: term(), request }, &[&[2, 2], TERM[0], TERM[1], &[5]]);
+    pinned(&JournalRequest::Collect { instance, term: term() }, &[&[3, 2], TERM[0], TERM[1]]);
+    pinned(&JournalRequest::Forget { instance, term: term() }, &[&[4, 2], TERM[0], TERM[1]]);
+
+    type Reply = Result<JournalReply, JournalRefusal>;
+    pinned::<Reply>(&Ok(JournalReply::Done), &[&[0, 0]]);
+    pinned::<Reply>(&Ok(JournalReply::Entries(vec![entry])), &[&[0, 1, 1], &entry_bytes]);
+    pinned::<Reply>(&Err(JournalRefusal::StaleTerm { instance, current: term() }), &[&[1, 0, 2], TERM[0], TERM[1]]);
+    pinned::<Reply>(&Err(JournalRefusal::Gap { request, known: 3, from: 200 }), &[&[1, 1, 5, 3, 0xc8, 1]]);
+    pinned::<Reply>(&Err(JournalRefusal::Full { limit: 4 }), &[&[1, 2, 4]]);
+}
+
+#[test]
+fn stage_messages_are_pinned() {
+    let key = StageKey { instance: InstanceId(2), term: term(), epoch: PlanEpoch(4), stage: 1 };
+    let key_bytes = [&[2], TERM[0], TERM[1], &[4, 1]].concat();
+    pinned(&StageRequest::Unload(key), &[&[2], &key_bytes]);
+    let link = LinkStage {
+        key,
+        to: NodeId(NODE),
+        endpoints: vec![
+            Endpoint::Tcp("10.0.0.1:4000".parse().unwrap()),
+            Endpoint::Tcp("[::1]:5".parse().unwrap()),
+            Endpoint::Memory { fabric: 3, port: 4 },
+            Endpoint::Shm { door: 200 },
+        ],
+        ticket: Ticket::new(6, [8; 32]),
+        slot_bytes: 4096,
+    };
+    let endpoints: &[u8] = &[
+        4, // of them
+        0, 0, 10, 0, 0, 1, 0xa0, 0x1f, // IPv4
+        0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 5, // IPv6
+        1, 3, 4, // memory
+        2, 0xc8, 1, // shared memory
+    ];
+    pinned(&StageRequest::Link(Box::new(link)), &[&[1], &key_bytes, &NODE, endpoints, &[6], &[8; 32], &[0x80, 0x20]]);
+    pinned(&StageReply::Done, &[&[1]]);
+}
+
+#[test]
+fn tokens_are_pinned() {
+    let token = |logprob, top| Token { sequence: SequenceId(1), position: 2, token: 3, logprob, top };
+    let tokens = Tokens { step: 0x0102, tokens: vec![token(None, vec![]), token(Some(-1.0), vec![(4, -0.5)])] };
+    let mut bytes = Vec::new();
+    tokens.encode(&mut bytes);
+    let plain: &[u8] = &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let likely: &[u8] = &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0x80, 0xbf, 1, 0, 0, 0x80, 4, 0, 0, 0, 0, 0, 0, 0xbf];
+    assert_eq!(bytes, [&[2, 1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0], plain, likely].concat());
+    assert_eq!(Tokens::decode(&bytes, 2).unwrap(), tokens);
+}
