@@ -36,6 +36,13 @@ struct Introduced {
     theirs: Offer,
 }
 
+impl Introduced {
+    fn into_rail(self, ticket: &Ticket, cipher: Option<Cipher>) -> Rail {
+        let said = Said { ticket, hello: &self.hello, challenge: &self.challenge, proof: &self.proof };
+        Rail { seals: cipher.map(|cipher| said.seals(cipher)), stream: self.stream }
+    }
+}
+
 /// How one attempt failed.
 enum Failed {
     /// The peer took the connection and let it go before it said anything: too many others were at its door.
@@ -94,36 +101,24 @@ impl TcpProvider {
             let Some(addresses) = further.read_list(&list) else {
                 return Err(broken("the list of its addresses is not its own"));
             };
+            // Interfaces of the peer that this machine does not reach are no reason to do without the link.
+            let mut lost = Vec::new();
             for (ticket, told) in further.tickets().iter().zip(addresses) {
-                let told = (told != address && told.port() != 0).then_some(told);
-                rails.push(self.further_rail([told, Some(address)], ticket, ours.options, cipher, deadline)?);
+                let told = Some(told).filter(|told| *told != address && told.port() != 0 && !lost.contains(told));
+                let soon = deadline.min(self.effects.after(TOLD_MAX));
+                let introduced = match told.map(|told| self.introduce(told, ticket, ours.options, soon)) {
+                    Some(Ok(introduced)) => introduced,
+                    _ => {
+                        lost.extend(told);
+                        self.introduce(address, ticket, ours.options, deadline)?
+                    }
+                };
+                rails.push(introduced.into_rail(ticket, cipher));
             }
         }
         let seals = cipher.map(|cipher| said.seals(cipher));
         rails.insert(0, Rail { stream, seals });
         TcpLink::new(rails, address, Arc::clone(&self.effects.clock), self.liveness(), limits).map_err(|error| failed(endpoint, &error))
-    }
-
-    /// A connection besides the first, to the first of these addresses that takes it.
-    fn further_rail(
-        &self,
-        addresses: [Option<SocketAddr>; 2],
-        ticket: &Ticket,
-        options: LinkOptions,
-        cipher: Option<Cipher>,
-        deadline: Instant,
-    ) -> Result<Rail, Failed> {
-        let [told, first] = addresses;
-        // An interface of the peer that this machine does not reach is no reason to do without the link.
-        let soon = deadline.min(self.effects.after(TOLD_MAX));
-        let told = told.and_then(|address| self.introduce(address, ticket, options, soon).ok());
-        let Introduced { stream, hello, challenge, proof, .. } = match (told, first) {
-            (Some(introduced), _) => introduced,
-            (None, Some(first)) => self.introduce(first, ticket, options, deadline)?,
-            (None, None) => return Err(Failed::Busy(CloseReason::Peer)),
-        };
-        let said = Said { ticket, hello: &hello, challenge: &challenge, proof: &proof };
-        Ok(Rail { seals: cipher.map(|cipher| said.seals(cipher)), stream })
     }
 
     /// Connects and goes through the handshake.

@@ -11,16 +11,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
+
 use super::read::{Lane, Reader, Wire};
 use super::record::{MESSAGE, PIECE_BYTES, PING, PONG, PREFIX_BYTES, Prefix, STAMP_BYTES, pieces};
 use super::seal::{Seal, TAG_BYTES};
-use super::write::{Outgoing, TAIL_BYTES, Writer, stretch};
+use super::write::{FLAT_BYTES, Outgoing, TAIL_BYTES, Writer, stretch};
 use crate::env::{Clock, Instant};
 use crate::link::{CloseReason, Gate, Link, LinkHealth, NAP, RecvError, SendError, lock};
 use crate::provider::ProviderKind;
 
 /// How long a blocked write sleeps before it looks at its deadline.
 const WRITE_NAP: Duration = Duration::from_millis(50);
+
+/// How long a further rail may be quiet before the system asks whether the peer is there.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(5);
 
 /// A message that moves more slowly than this, in bytes per second, is given up.
 const RATE_MIN: u64 = 128 * 1024;
@@ -70,6 +75,10 @@ impl TcpLink {
     ) -> std::io::Result<Arc<Self>> {
         let (mut streams, mut seals, mut lanes) = (Vec::new(), Vec::new(), Vec::new());
         for Rail { stream, seals: pair } in rails {
+            if !streams.is_empty() {
+                // The first rail has notes of its own; on the others nothing goes for as long as messages are short.
+                SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE_TIME))?;
+            }
             stream.set_nonblocking(false)?;
             stream.set_nodelay(true)?;
             stream.set_write_timeout(Some(WRITE_NAP))?;
@@ -99,6 +108,11 @@ impl TcpLink {
     /// Whether the link has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.is_ended.load(Ordering::Acquire)
+    }
+
+    #[cfg(test)]
+    pub(super) fn rail(&self, rail: usize) -> &TcpStream {
+        &self.rails[rail]
     }
 
     fn reason(&self) -> CloseReason {
@@ -210,7 +224,9 @@ impl TcpLink {
     fn write(&self, rail: usize, outgoing: &mut Outgoing<'_>, deadline: Instant) -> Result<(), SendError> {
         while !outgoing.is_done() {
             let (slices, count) = outgoing.slices();
-            match (&self.rails[rail]).write_vectored(&slices[..count]) {
+            let mut stream = &self.rails[rail];
+            let taken = if count == 1 { stream.write(&slices[0]) } else { stream.write_vectored(&slices[..count]) };
+            match taken {
                 Ok(taken) => outgoing.taken(taken),
                 Err(error) => self.write_stopped(&error, deadline)?,
             }
@@ -220,11 +236,22 @@ impl TcpLink {
 
     /// Writes a message as one record.
     fn write_record(&self, writer: &mut Writer, prefix: &[u8], parts: &[&[u8]], bytes: usize, deadline: Instant) -> Result<(), SendError> {
-        let mut outgoing = Outgoing::new(prefix, parts, 0..bytes);
+        let Writer { tail, scratch, .. } = writer;
+        let flat = PREFIX_BYTES + bytes;
+        let mut outgoing = if flat <= FLAT_BYTES {
+            let mut at = 0;
+            for part in std::iter::once(&prefix).chain(parts) {
+                scratch[at..at + part.len()].copy_from_slice(part);
+                at += part.len();
+            }
+            Outgoing::new(&scratch[..flat], &[], 0..0)
+        } else {
+            Outgoing::new(prefix, parts, 0..bytes)
+        };
         match self.write(0, &mut outgoing, deadline) {
             Err(SendError::Deadline) if !outgoing.has_begun() => Err(SendError::Deadline),
             Err(SendError::Deadline) if outgoing.bytes() <= TAIL_BYTES => {
-                writer.tail.keep(outgoing.rest());
+                tail.keep(outgoing.rest());
                 Ok(())
             }
             Err(SendError::Deadline) => Err(self.end(CloseReason::Stalled).into()),

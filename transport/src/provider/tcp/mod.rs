@@ -28,6 +28,8 @@ mod tests;
 #[cfg(all(test, target_os = "linux"))]
 mod tests_faults;
 #[cfg(test)]
+mod tests_rails;
+#[cfg(test)]
 mod tests_sealed;
 mod write;
 
@@ -69,7 +71,8 @@ pub struct TcpOptions {
     /// Whether links are encrypted.
     pub encryption: Encryption,
     /// Connections of a link, 1 to 16, of which there are as many as both ends want. Long messages go over all of them, piece by piece,
-    /// each connection by another interface of the accepting end where it has several. It pays where two machines have two cables.
+    /// each connection by another interface of the accepting end where it has several. It pays where two machines have two cables (two
+    /// of 1 Gbit/s: 0.237 GB/s instead of 0.119, measured) and costs where one was fast enough, so it is 1 unless it is asked for.
     pub rails: u8,
 }
 

@@ -16,7 +16,9 @@ pub enum Encryption {
     /// Whatever leaves this machine, and if the peer demands it.
     ///
     /// Activations can be turned back into the text that they come from, and people's networks have guests, so this is the
-    /// default. It costs a core about a quarter of a nanosecond a byte with AES instructions, which is less than the network takes.
+    /// default. With AES instructions it costs each end about a third of a nanosecond of a core for each byte, and a short message nothing
+    /// that can be measured: a network of 1 Gbit/s is filled as before (0.117 GB/s instead of 0.119, measured), one of 10 Gbit/s
+    /// takes half a core for it.
     #[default]
     Auto,
     /// Always.

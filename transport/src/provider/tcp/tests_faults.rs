@@ -4,7 +4,7 @@
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::proxy::Proxy;
@@ -22,6 +22,9 @@ const ROLE: &str = "SHOAL_TRANSPORT_TCP_FAULTS";
 
 const CHANNEL: ChannelOptions = ChannelOptions { slot_bytes: 200_000, slots: 4 };
 const LINK: LinkOptions = LinkOptions::for_payload(CHANNEL.slot_bytes);
+
+/// What a link bears of its peer.
+const SILENCE: Duration = Duration::from_millis(1000);
 
 /// No wait of these tests may take longer than this beyond its deadline, however loaded the machine is.
 const GRACE: Duration = Duration::from_secs(20);
@@ -53,6 +56,9 @@ struct Side<'a> {
     /// Where to dial; none for the accepting end.
     dials: Option<Endpoint>,
     over: &'a AtomicBool,
+    /// How many messages were sent. Harm is done when so much has happened, not when so much time has passed: so a loaded machine gets
+    /// on as well, only later.
+    progress: &'a AtomicU64,
 }
 
 fn ticket() -> Ticket {
@@ -84,6 +90,18 @@ impl Side<'_> {
         let result = run(deadline);
         assert!(self.effects.clock.now() < deadline + GRACE, "a wait went past its bound");
         result
+    }
+
+    /// Waits until so many more messages were sent; `false` if that will not be.
+    fn wait_for(&self, messages: u64, given_up: impl Fn() -> bool) -> bool {
+        let target = self.progress.load(Ordering::SeqCst) + messages;
+        while self.progress.load(Ordering::SeqCst) < target {
+            if self.over.load(Ordering::SeqCst) || given_up() {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
     }
 
     fn in_ms(&self, ms: u64) -> Instant {
@@ -121,6 +139,7 @@ impl Side<'_> {
                 Err(other) => panic!("{other}"),
             }
             assert_eq!(sender.next_sequence(), next);
+            self.progress.store(next, Ordering::SeqCst);
         }
         loop {
             match self.in_time(self.in_ms(500), |deadline| sender.flush(deadline)) {
@@ -160,7 +179,7 @@ fn provider(effects: &Effects, encryption: Encryption, rails: u8) -> TcpProvider
     let options = TcpOptions {
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         keepalive_interval: Duration::from_millis(40),
-        silence_max: Duration::from_millis(300),
+        silence_max: SILENCE,
         encryption,
         rails,
         ..TcpOptions::default()
@@ -173,9 +192,9 @@ fn by_a_bad_way(seed: u64, encryption: Encryption, rails: u8, count: u64) -> u32
     let effects = &effects();
     let (near, far) = (provider(effects, encryption, rails), provider(effects, encryption, rails));
     let proxy = Proxy::new(far.listening()[0]);
-    let over = &AtomicBool::new(false);
-    let dialling = Side { effects, provider: &near, dials: Some(Endpoint::Tcp(proxy.address())), over };
-    let accepting = Side { effects, provider: &far, dials: None, over };
+    let (over, progress) = (&AtomicBool::new(false), &AtomicU64::new(0));
+    let dialling = Side { effects, provider: &near, dials: Some(Endpoint::Tcp(proxy.address())), over, progress };
+    let accepting = Side { effects, provider: &far, dials: None, over, progress };
     let moves = std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let link = accepting.link().unwrap();
@@ -190,22 +209,22 @@ fn by_a_bad_way(seed: u64, encryption: Encryption, rails: u8, count: u64) -> u32
             moves
         });
         let mut dice = Dice(seed | 1);
-        while !over.load(Ordering::SeqCst) && !sending.is_finished() && !receiving.is_finished() {
-            std::thread::sleep(Duration::from_millis(5 + dice.below(60)));
-            match dice.below(8) {
-                0 => {
-                    proxy.stall(true);
-                    std::thread::sleep(Duration::from_millis(20 + dice.below(30)));
-                    proxy.stall(false);
-                }
-                1 => {
-                    // Longer than the silence that is borne.
-                    proxy.stall(true);
-                    std::thread::sleep(Duration::from_millis(450));
-                    proxy.stall(false);
-                }
-                _ => proxy.cut(),
+        for harm in 0.. {
+            if !dialling.wait_for(1 + dice.below(60), || sending.is_finished() || receiving.is_finished()) {
+                break;
             }
+            let stall = match harm {
+                // Once for longer than the silence that is borne.
+                2 => SILENCE * 3 / 2,
+                _ if dice.below(4) == 0 => Duration::from_millis(dice.below(40)),
+                _ => {
+                    proxy.cut();
+                    continue;
+                }
+            };
+            proxy.stall(true);
+            std::thread::sleep(stall);
+            proxy.stall(false);
         }
         // A failure on either side must not leave the other one waiting.
         over.store(true, Ordering::SeqCst);
@@ -317,11 +336,11 @@ impl Drop for Killed {
 #[test]
 fn a_peer_that_is_paused_loses_nothing_and_one_that_is_killed_is_missed() {
     let effects = &effects();
-    let over = &AtomicBool::new(false);
+    let (over, progress) = (&AtomicBool::new(false), &AtomicU64::new(0));
     let seed = 9;
     if let Ok(address) = std::env::var(ROLE) {
         let dialler = provider(effects, Encryption::Always, 1);
-        let side = Side { effects, provider: &dialler, dials: Some(Endpoint::Tcp(address.parse().unwrap())), over };
+        let side = Side { effects, provider: &dialler, dials: Some(Endpoint::Tcp(address.parse().unwrap())), over, progress };
         let mut receiver = channel::receiver(side.link().unwrap(), Fence::default(), CHANNEL, effects).unwrap();
         // Until it is killed.
         side.receive_all(&mut receiver, seed);
@@ -330,15 +349,17 @@ fn a_peer_that_is_paused_loses_nothing_and_one_that_is_killed_is_missed() {
     let acceptor = provider(effects, Encryption::Auto, 1);
     let test = "a_peer_that_is_paused_loses_nothing_and_one_that_is_killed_is_missed";
     let mut child = Killed(again(test, &acceptor.listening()[0].to_string()));
-    let side = Side { effects, provider: &acceptor, dials: None, over };
+    let side = Side { effects, provider: &acceptor, dials: None, over, progress };
     let mut sender = channel::sender(side.link().unwrap(), Fence::default(), CHANNEL, effects).unwrap();
     let pid = rustix::process::Pid::from_child(&child.0);
     std::thread::scope(|scope| {
         let pausing = scope.spawn(|| {
             let mut dice = Dice(seed);
             // Twice for a moment, once for longer than the silence that is borne.
-            for pause in [100, 1200, 100] {
-                std::thread::sleep(Duration::from_millis(20 + dice.below(100)));
+            for pause in [50, 1500, 50] {
+                if !side.wait_for(1 + dice.below(300), || false) {
+                    return;
+                }
                 rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
                 std::thread::sleep(Duration::from_millis(pause));
                 rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
