@@ -25,7 +25,8 @@ mod seal;
 mod terms;
 #[cfg(test)]
 mod tests;
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests_faults;
 #[cfg(test)]
 mod tests_rails;

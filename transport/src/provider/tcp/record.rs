@@ -68,8 +68,8 @@ mod tests {
 
     #[test]
     fn pieces_cover_a_message_once() {
-        assert_eq!(pieces(0).collect::<Vec<_>>(), [0..0]);
-        assert_eq!(pieces(65_536).collect::<Vec<_>>(), [0..65_536]);
+        let only = |bytes| pieces(bytes).eq(std::iter::once(0..bytes));
+        assert!(only(0) && only(1) && only(65_536));
         assert_eq!(pieces(65_537).collect::<Vec<_>>(), [0..65_536, 65_536..65_537]);
         assert_eq!(pieces(200_000).collect::<Vec<_>>(), [0..65_536, 65_536..131_072, 131_072..196_608, 196_608..200_000]);
     }
