@@ -193,8 +193,8 @@ fn a_holder_that_is_killed_in_the_middle_leaves_nothing() {
         let lease = world.lend(0, LEASE_BYTES, Rights::ALL);
         assert!(all_are(&world, lease, 0));
         let holder = Holder::start(&world, lease, "put");
-        for _ in 0..round * 1000 {
-            std::thread::yield_now();
+        for _ in 0..round * 300_000 {
+            std::hint::spin_loop();
         }
         holder.kill();
         // What it wrote is whole pages of memory like any other.

@@ -20,6 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
@@ -158,11 +159,10 @@ impl Handed {
 
     /// Whether the holder's mapping is gone: it gave it up, or its process is dead.
     pub(crate) fn is_gone(&self) -> bool {
-        let mut word = [0; 8];
-        match rustix::net::recv(&self.line, &mut word[..], RecvFlags::DONTWAIT) {
-            Ok((_, count)) => count == 0,
-            Err(error) => error != rustix::io::Errno::AGAIN && error != rustix::io::Errno::INTR,
-        }
+        // Whatever the holder may have said on it before.
+        let mut line = [PollFd::new(&self.line, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut line, Some(&now)).is_ok_and(|_| line[0].revents().intersects(PollFlags::HUP | PollFlags::ERR))
     }
 }
 
@@ -310,6 +310,8 @@ mod tests {
         assert_eq!(window.put(5, b"there", clock, soon(&effects)), 5);
         let mut there = [0; 5];
         assert!(lent.read(5, &mut there) && &there == b"there");
+        assert!(!handed.is_gone());
+        std::io::Write::write_all(&mut window.line(), &[0; 1000]).unwrap();
         assert!(!handed.is_gone());
         drop(window);
         assert!(handed.is_gone());

@@ -26,7 +26,8 @@
 //!   that each store and then look at what the other stored, one at least sees it.
 //! * A file that somebody may still have mapped is emptied (`region::lent`), and stays charged to the owner's account until the
 //!   mapping is gone: the connection that it came over ends when the holder has unmapped it, and by the kernel's hand when its
-//!   process has died, after its memory is gone.
+//!   process has died, after its memory is gone. (A holder that lies about this takes memory that is on nobody's account, as every
+//!   process of the same user can; it still reaches nobody else's.)
 //!
 //! An operation that the page does not let through is put to the owner over the link, whose thread says why: so a holder hears
 //! the same denials as on any other provider.
@@ -58,7 +59,7 @@ pub(crate) struct Window {
     bytes: u64,
     writable: bool,
     /// Ends after the mapping: fields are dropped in this order.
-    _line: UnixStream,
+    line: UnixStream,
 }
 
 impl Window {
@@ -70,7 +71,7 @@ impl Window {
         let mut options = MmapOptions::new();
         options.len(length);
         let map = if writable { options.map_raw(&memory)? } else { options.map_raw_read_only(&memory)? };
-        Ok(Self { page, map, bytes, writable, _line: line })
+        Ok(Self { page, map, bytes, writable, line })
     }
 
     /// Whether it can be written.
@@ -123,6 +124,12 @@ impl Window {
         end.filter(|end| *end <= self.bytes).and_then(|_| usize::try_from(offset).ok())
     }
 
+    /// What the window came over, for tests.
+    #[cfg(test)]
+    fn line(&self) -> &UnixStream {
+        &self.line
+    }
+
     /// Where the memory is mapped, for tests that play a holder who does not care.
     #[cfg(test)]
     pub(crate) fn raw(&self) -> (*mut u8, usize) {
@@ -132,7 +139,11 @@ impl Window {
 
 impl std::fmt::Debug for Window {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Window").field("bytes", &self.bytes).field("writable", &self.writable).finish_non_exhaustive()
+        f.debug_struct("Window")
+            .field("line", &self.line)
+            .field("bytes", &self.bytes)
+            .field("writable", &self.writable)
+            .finish_non_exhaustive()
     }
 }
 
