@@ -104,11 +104,17 @@ mod here {
         let mut native = open(id, native)?;
         let mut served = open(id + 1, served)?.served();
         let all = usize::try_from(LEASE_BYTES)?;
-        let (source, mut private, mut shared) = (vec![7u8; all], vec![1u8; all], Region::new(all)?.whole());
+        // All at the same place in a page: processors stall when what is read lies a little behind what was written before, in
+        // the lower bits of addresses.
+        let (mut source, mut private, mut shared) = (Region::new(all)?.whole(), Region::new(all)?.whole(), Region::new(all)?.whole());
+        source.as_mut_slice().fill(7);
+        let source = source.as_slice();
+        let (private, shared) = (private.as_mut_slice(), shared.as_mut_slice());
         // Every page is touched before anything is measured.
-        shared.as_mut_slice().copy_from_slice(&source);
-        native.put(0, &source, soon)?;
-        served.put(0, &source, soon)?;
+        private.copy_from_slice(source);
+        shared.copy_from_slice(source);
+        native.put(0, source, soon)?;
+        served.put(0, source, soon)?;
         if native.way() != Way::Native {
             return Err("the owner's memory could not be mapped".into());
         }
@@ -125,7 +131,7 @@ mod here {
                 private[at..at + bytes].copy_from_slice(std::hint::black_box(from));
                 time(0, begin);
                 let begin = clock.now();
-                shared.as_mut_slice()[at..at + bytes].copy_from_slice(std::hint::black_box(from));
+                shared[at..at + bytes].copy_from_slice(std::hint::black_box(from));
                 time(1, begin);
                 let begin = clock.now();
                 native.put(at as u64, from, soon)?;
