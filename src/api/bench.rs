@@ -64,7 +64,7 @@ pub(super) async fn link(State(shared): State<Shared>, body: Result<Bytes, Bytes
         return Err(ApiError::parameter("sizes", error.to_string()));
     }
     let rows = shared.node.bench_links(peer, options);
-    let events = futures::stream::unfold(Some(rows), |rows| async {
+    let events = futures::stream::unfold(Some(rows), |rows| async move {
         let mut rows = rows?;
         let (event, rows) = match rows.recv().await {
             Some(Ok(row)) => (Event::default().data(serde_json::to_string(&row).unwrap_or_default()), Some(rows)),

@@ -23,7 +23,7 @@ struct Axis {
 
 impl Axis {
     /// From one power of `base` to another, so that all positive values lie between.
-    fn over(values: impl Iterator<Item = f64> + Clone, base: f64) -> Self {
+    fn over(values: impl Iterator<Item = f64>, base: f64) -> Self {
         let logs = values.filter(|value| value.is_finite() && *value > 0.0).map(|value| value.log(base));
         let (low, high) = logs.fold((f64::MAX, f64::MIN), |(low, high), log| (low.min(log), high.max(log)));
         if low > high {
