@@ -13,6 +13,7 @@ pub mod discovery;
 pub mod env;
 pub mod ids;
 pub mod lease;
+pub mod linkbench;
 pub mod membership;
 pub mod network;
 pub mod node;

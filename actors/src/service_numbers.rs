@@ -21,3 +21,5 @@ pub(crate) const GENERATE: ServiceId = ServiceId::system(7);
 pub(crate) const JOURNAL: ServiceId = ServiceId::system(8);
 /// Placing of models, for [`crate::conductor`].
 pub(crate) const PLACEMENT: ServiceId = ServiceId::system(9);
+/// Measuring of tensor links, for [`crate::linkbench`].
+pub(crate) const LINK_BENCH: ServiceId = ServiceId::system(10);

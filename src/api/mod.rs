@@ -8,6 +8,7 @@
 //! | `POST /v1/completions` | the same for plain text |
 //! | `GET /v1/shoal/state` | nodes, links, instances and leases ([`state::State`]) |
 //! | `POST /v1/shoal/plan`, `load`, `unload` | placing of models |
+//! | `POST /v1/shoal/bench/link` | how fast tensor links to another node are, as a stream of events |
 //! | `POST /v1/shoal/leave` | ends the node; from the same machine only |
 //!
 //! Every documented parameter of OpenAI's chat completions is honoured, or refused with status 400 and its name; none is
@@ -18,6 +19,7 @@
 //! refuses requests that a web page made: those whose `Host` or `Origin` is not this machine.
 
 mod answer;
+mod bench;
 mod chat;
 mod cluster;
 mod error;
@@ -205,6 +207,7 @@ fn router(shared: Shared) -> Router {
         .route("/v1/shoal/plan", post(cluster::plan))
         .route("/v1/shoal/load", post(cluster::load))
         .route("/v1/shoal/unload", post(cluster::unload))
+        .route("/v1/shoal/bench/link", post(bench::link))
         .route("/v1/shoal/leave", post(cluster::leave))
         .fallback(nothing_here)
         .method_not_allowed_fallback(wrong_method)

@@ -42,6 +42,7 @@ use crate::discovery::Discovery;
 use crate::env::{BoxFuture, Env};
 use crate::ids::{InstanceId, NodeId, RequestId};
 use crate::lease::{HeldLease, LeaseKeeper, LeaseView, Leases};
+use crate::linkbench::{self, BenchOptions, LinkBenchError, LinkBenchRow};
 use crate::membership::{ClusterView, Membership};
 use crate::network::NetworkHandle;
 use crate::plan::{Goal, Plan};
@@ -204,6 +205,12 @@ impl Node {
     /// The links between nodes, as far as they are known.
     pub fn links(&self) -> Arc<LinkMatrix> {
         self.0.topology.links()
+    }
+
+    /// Measures tensor links to a connected peer, over each provider that both have. Rows come as they are measured; dropping their
+    /// receiver ends it.
+    pub fn bench_links(&self, peer: NodeId, options: BenchOptions) -> tokio::sync::mpsc::Receiver<Result<LinkBenchRow, LinkBenchError>> {
+        linkbench::start(&self.0.env, &self.0.services, &self.0.links, peer, options)
     }
 
     /// What this node lends.

@@ -18,6 +18,7 @@ use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryA
 use crate::env::{Beacon, Env, Http, NetworkConfig};
 use crate::ids::Incarnation;
 use crate::lease::{LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, Leases, LeasesActor, LeasesArguments};
+use crate::linkbench::{LinkBench, LinkBenchServer};
 use crate::membership::{MemberEvent, Membership, MembershipActor, MembershipArguments, Timing};
 use crate::network::{NetworkActor, NetworkArguments, NetworkHandle};
 use crate::scheduler::Generate;
@@ -228,6 +229,9 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     keeper.on_lost(Box::new(move |lost| {
         let _ = told.cast(PlacementMsg::LeaseLost(lost.lease, lost.to_string()));
     }));
+
+    let bench = LinkBenchServer::new(settings.links.clone());
+    services.serve::<LinkBench>(move |call| bench.answer(call)).map_err(|e| part("the measuring of tensor links")(e.to_string()))?;
 
     undo.keep();
     Ok(Node(Arc::new(Inner {

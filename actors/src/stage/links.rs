@@ -8,7 +8,7 @@ use shoal_transport::Effects;
 use shoal_transport::channel::ChannelOptions;
 use shoal_transport::link::{Link, LinkOptions};
 use shoal_transport::provider::memory::{MemoryFabric, MemoryProvider, Shape};
-use shoal_transport::provider::{Endpoint, Expected, Provider, Ticket};
+use shoal_transport::provider::{Endpoint, Expected, Provider, ProviderKind, Ticket};
 
 use super::reach;
 use crate::discovery::beacon::read_interfaces;
@@ -101,6 +101,12 @@ impl TensorLinks {
             reasons.push("it offers no endpoint that this node can dial".to_owned());
         }
         Err(LinkFailure { direction: "to", peer, reason: reasons.join("; ") })
+    }
+
+    /// The kinds of provider that this node shares with whoever has these endpoints, best first.
+    pub fn common(&self, endpoints: &[Endpoint]) -> Vec<ProviderKind> {
+        let own = std::iter::once(&self.local).chain(&self.network).map(|provider| provider.kind());
+        own.filter(|kind| endpoints.iter().any(|endpoint| endpoint.kind() == *kind)).collect()
     }
 
     /// Frees the ports and ends every link.

@@ -39,7 +39,7 @@ pub struct Grant {
 }
 
 /// Why a range cannot be lent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrantError {
     /// It is empty, or reaches past the end of the slab.
@@ -62,6 +62,30 @@ pub enum GrantError {
         /// Its handle.
         other: Handle,
     },
+    /// It does not begin at a page, and a page cannot be lent to two.
+    #[error("a lease at {start} does not begin at a multiple of {unit} bytes")]
+    Unaligned {
+        /// Where it was to begin.
+        start: u64,
+        /// What leases begin at multiples of.
+        unit: u64,
+    },
+    /// Memory of ended leases is still mapped by who held them, and what is left is not enough.
+    #[error(
+        "a lease of {bytes} bytes does not fit beside {lent} bytes that are lent and {retired} that earlier holders still have mapped; \
+         it will when they give them up, or end"
+    )]
+    Charged {
+        /// How long it was to be.
+        bytes: u64,
+        /// What is lent.
+        lent: u64,
+        /// What is not lent any more and not free yet.
+        retired: u64,
+    },
+    /// The machine has no memory for it.
+    #[error("no memory for a lease: {0}")]
+    Memory(String),
     /// The handle is in use, which does not happen to random ones.
     #[error("{handle:?} is in use")]
     Handle {
@@ -130,8 +154,9 @@ struct Entry {
 }
 
 impl Entry {
-    fn range(&self) -> Range<u64> {
-        self.grant.start..self.grant.start + self.grant.bytes
+    /// What the lease takes of the slab: whole units.
+    fn range(&self, unit: u64) -> Range<u64> {
+        self.grant.start..self.grant.start + self.grant.bytes.next_multiple_of(unit)
     }
 }
 
@@ -150,15 +175,23 @@ pub enum Settled {
 #[derive(Debug, Clone)]
 pub struct AccessMachine {
     slab_bytes: u64,
+    /// Leases begin at multiples of this, and take whole ones.
+    unit: u64,
     entries: BTreeMap<Handle, Entry>,
     /// Where lent ranges begin.
     starts: BTreeMap<u64, Handle>,
+    /// Memory of ended leases that somebody still has mapped: bytes by number.
+    retired: BTreeMap<u64, u64>,
+    last_retired: u64,
 }
 
 impl AccessMachine {
-    /// An empty table for a slab of `slab_bytes`.
-    pub fn new(slab_bytes: u64) -> Self {
-        Self { slab_bytes, entries: BTreeMap::new(), starts: BTreeMap::new() }
+    /// An empty table for a slab of `slab_bytes`, of which whole multiples of `unit` bytes are lent: the machine's pages.
+    pub fn new(slab_bytes: u64, unit: u64) -> Self {
+        // Longer than any memory, and short enough to be rounded up.
+        let slab_bytes = slab_bytes.min(u64::MAX / 4);
+        let unit = unit.clamp(1, u64::MAX / 4);
+        Self { slab_bytes, unit, entries: BTreeMap::new(), starts: BTreeMap::new(), retired: BTreeMap::new(), last_retired: 0 }
     }
 
     /// Lends a range under a handle.
@@ -167,18 +200,28 @@ impl AccessMachine {
     /// [`GrantError`] if the range is not all free.
     pub fn grant(&mut self, handle: Handle, grant: Grant) -> Result<(), GrantError> {
         let Grant { start, bytes, .. } = grant;
-        let end = start.checked_add(bytes).filter(|end| bytes > 0 && *end <= self.slab_bytes);
-        let Some(end) = end else { return Err(GrantError::Bounds { start, bytes, slab_bytes: self.slab_bytes }) };
+        let inside = start.checked_add(bytes).is_some_and(|end| bytes > 0 && end <= self.slab_bytes);
+        if !inside {
+            return Err(GrantError::Bounds { start, bytes, slab_bytes: self.slab_bytes });
+        }
+        if !start.is_multiple_of(self.unit) {
+            return Err(GrantError::Unaligned { start, unit: self.unit });
+        }
         if self.entries.contains_key(&handle) {
             return Err(GrantError::Handle { handle });
         }
+        let taken = bytes.next_multiple_of(self.unit);
         // Ranges do not overlap, so the last one that begins before the end is the only one that can reach into this one,
         // unless it ends before; then no earlier one reaches further.
-        if let Some((_, other)) = self.starts.range(..end).next_back()
-            && let Some(range) = self.entries.get(other).map(Entry::range)
+        if let Some((_, other)) = self.starts.range(..start + taken).next_back()
+            && let Some(range) = self.entries.get(other).map(|entry| entry.range(self.unit))
             && range.end > start
         {
             return Err(GrantError::Taken { start: range.start, end: range.end, other: *other });
+        }
+        let (lent, retired) = (self.lent_bytes(), self.retired_bytes());
+        if retired > 0 && lent.saturating_add(retired).saturating_add(taken) > self.slab_bytes.next_multiple_of(self.unit) {
+            return Err(GrantError::Charged { bytes, lent, retired });
         }
         self.starts.insert(start, handle);
         self.entries.insert(handle, Entry { grant, generation: 0, in_flight: 0, fenced: false });
@@ -199,7 +242,8 @@ impl AccessMachine {
         true
     }
 
-    /// Lets an operation in and counts it, and says where in the slab it begins.
+    /// Lets an operation in and counts it, and says where in the slab it begins. A write of a later generation than any before is
+    /// admitted as every other; [`AccessMachine::generation`] is later then.
     ///
     /// # Errors
     /// [`Denied`].
@@ -235,6 +279,11 @@ impl AccessMachine {
         Ok(grant.start + operation.offset)
     }
 
+    /// The latest generation of writes that was let in.
+    pub fn generation(&self, handle: Handle) -> u64 {
+        self.entries.get(&handle).map_or(0, |entry| entry.generation)
+    }
+
     /// An operation that was let in has finished.
     pub fn finish(&mut self, handle: Handle) {
         if let Some(entry) = self.entries.get_mut(&handle) {
@@ -260,13 +309,35 @@ impl AccessMachine {
         Settled::Freed
     }
 
+    /// Charges memory that was lent and is still mapped by who held it, and gives the number under which it is charged.
+    pub fn retire(&mut self, bytes: u64) -> u64 {
+        self.last_retired += 1;
+        self.retired.insert(self.last_retired, bytes.min(u64::MAX / 4).next_multiple_of(self.unit));
+        self.last_retired
+    }
+
+    /// Nobody has it mapped any more.
+    pub fn forget(&mut self, retired: u64) {
+        self.retired.remove(&retired);
+    }
+
+    /// Bytes of ended leases that somebody still has mapped.
+    pub fn retired_bytes(&self) -> u64 {
+        self.retired.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// What a lease was granted as, with the terms that hold now.
+    pub fn grant_of(&self, handle: Handle) -> Option<&Grant> {
+        self.entries.get(&handle).map(|entry| &entry.grant)
+    }
+
     /// Length of the slab in bytes.
     pub fn slab_bytes(&self) -> u64 {
         self.slab_bytes
     }
 
-    /// Bytes that are lent, fenced ones included.
+    /// Bytes that are lent, fenced ones included, in whole units.
     pub fn lent_bytes(&self) -> u64 {
-        self.entries.values().map(|entry| entry.grant.bytes).sum()
+        self.entries.values().map(|entry| entry.grant.bytes.next_multiple_of(self.unit)).sum()
     }
 }

@@ -21,7 +21,7 @@ fn read(handle: Handle, offset: u64, bytes: u64) -> Operation {
 
 #[test]
 fn every_check_denies_what_it_is_for() {
-    let mut table = AccessMachine::new(1000);
+    let mut table = AccessMachine::new(1000, 1);
     let (handle, read_only, now) = (Handle(7), Handle(8), Instant::from_nanos(99));
     table.grant(handle, lease(100, 50)).unwrap();
     table.grant(read_only, Grant { rights: Rights { read: true, write: false }, ..lease(0, 10) }).unwrap();
@@ -69,9 +69,53 @@ fn revoking_waits_for_what_is_inside_and_lets_nothing_in() {
         drop(pass);
         assert_eq!(revoking.join().unwrap(), Ok(()));
     });
-    assert_eq!(table.lent_bytes(), 0);
+    assert_eq!((table.lent_bytes(), table.retired_bytes()), (0, 0));
     assert_ne!(table.grant(grant).unwrap(), handle);
     assert_eq!(table.revoke(handle, soon(&effects)), Err(RevokeError::Unknown { handle }));
+}
+
+#[test]
+fn leases_take_whole_pages_and_begin_at_one() {
+    let mut table = AccessMachine::new(10_000, 4096);
+    assert_eq!(table.grant(Handle(1), lease(100, 1)), Err(GrantError::Unaligned { start: 100, unit: 4096 }));
+    table.grant(Handle(1), lease(0, 4097)).unwrap();
+    assert_eq!(table.lent_bytes(), 8192);
+    assert!(matches!(table.grant(Handle(2), lease(4096, 1)), Err(GrantError::Taken { end: 8192, .. })));
+    table.grant(Handle(2), lease(8192, 10_000 - 8192)).unwrap();
+    assert!(matches!(table.grant(Handle(3), lease(8192, 1809)), Err(GrantError::Bounds { .. })));
+    for absurd in [(0, u64::MAX), (u64::MAX - 4095, 4096), (u64::MAX - 4095, u64::MAX)] {
+        let huge = AccessMachine::new(u64::MAX, 4096).grant(Handle(1), lease(absurd.0, absurd.1));
+        assert!(matches!(huge, Err(GrantError::Bounds { .. })));
+    }
+}
+
+#[test]
+fn new_leases_are_zeroed_and_memory_is_the_owners_to_read() {
+    let effects = effects();
+    let table = AccessTable::new(effects.clone(), 8192);
+    let grant = Grant { deadline: soon(&effects), ..lease(4096, 100) };
+    for _ in 0..2 {
+        let handle = table.grant(grant).unwrap();
+        let mut got = [9; 4];
+        assert!(table.read(handle, 96, &mut got) && got == [0; 4]);
+        let write = Operation { write: Some(0), ..read(handle, 96, 4) };
+        table.admit(write).unwrap().write(b"here").unwrap();
+        assert!(table.read(handle, 96, &mut got) && &got == b"here");
+        assert!(table.write(handle, 0, b"mine") && !table.write(handle, 4095, b"past") && !table.read(Handle(3), 0, &mut got));
+        let pass = table.admit(read(handle, 0, 4)).unwrap();
+        assert_eq!(pass.read(&mut [0; 5]), Err(Denied::Bounds));
+        assert_eq!(pass.write(b"x"), Err(Denied::Rights));
+        drop(pass);
+        // What was let in and comes too late.
+        let (old, late) = (table.admit(write).unwrap(), table.admit(write).unwrap());
+        drop(table.admit(Operation { write: Some(1), ..write }).unwrap());
+        assert_eq!(old.write(b"late"), Err(Denied::Generation));
+        table.raise_term(handle, term(6)).unwrap();
+        assert_eq!(late.write(b"late"), Err(Denied::Term));
+        drop((old, late));
+        table.revoke(handle, soon(&effects)).unwrap();
+        assert!(!table.read(handle, 0, &mut got));
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -81,6 +125,7 @@ enum Step {
     Finish(usize),
     Fence(u128),
     Settle(u128),
+    Forget(usize),
     Renew(u128),
     Pass(u64),
 }
@@ -92,7 +137,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         .prop_map(|(handle, offset, bytes, write, term, peer)| Step::Admit { handle, offset, bytes, write, term, peer });
     let step = prop_oneof![
         4 => grant, 10 => admit, 4 => (0usize..9).prop_map(Step::Finish), 1 => handle.clone().prop_map(Step::Fence),
-        3 => handle.clone().prop_map(Step::Settle), 2 => handle.prop_map(Step::Renew), 2 => (1u64..30).prop_map(Step::Pass),
+        3 => handle.clone().prop_map(Step::Settle), 1 => (0usize..9).prop_map(Step::Forget), 2 => handle.prop_map(Step::Renew), 2 => (1u64..30).prop_map(Step::Pass),
     ];
     prop::collection::vec(step, 0..150)
 }
@@ -103,17 +148,21 @@ proptest! {
     #[test]
     fn no_byte_is_ever_in_two_hands(steps in steps()) {
         const SLAB: u64 = 40;
-        let mut table = AccessMachine::new(SLAB);
+        let mut table = AccessMachine::new(SLAB, 1);
         let mut now = Instant::ZERO;
         // The model: which lease has which range, and which operations are inside.
         let mut leases: std::collections::BTreeMap<Handle, Grant> = Default::default();
         let mut inside: Vec<(Handle, std::ops::Range<u64>)> = Vec::new();
+        // Every third lease that ends is still mapped by somebody.
+        let mut retired: Vec<(u64, u64)> = Vec::new();
+        let mut ended = 0;
         for step in steps {
             match step {
                 Step::Grant { handle, start, bytes } => {
                     let (handle, grant) = (Handle(handle), Grant { deadline: now + Duration::from_nanos(50), ..lease(start, bytes) });
                     let overlaps = leases.values().any(|other| start < other.start + other.bytes && other.start < start + bytes);
-                    let possible = bytes > 0 && start + bytes <= SLAB && !overlaps && !leases.contains_key(&handle);
+                    let charged = leases.values().map(|grant| grant.bytes).sum::<u64>() + retired.iter().map(|(_, bytes)| bytes).sum::<u64>();
+                    let possible = (retired.is_empty() || charged + bytes <= SLAB) && bytes > 0 && start + bytes <= SLAB && !overlaps && !leases.contains_key(&handle);
                     prop_assert_eq!(table.grant(handle, grant).is_ok(), possible);
                     if possible {
                         let range = start..start + bytes;
@@ -143,12 +192,21 @@ proptest! {
                     match table.settle(handle) {
                         Settled::Freed => {
                             prop_assert!(!inside.iter().any(|(other, _)| *other == handle));
-                            leases.remove(&handle);
+                            let bytes = leases.remove(&handle).unwrap().bytes;
+                            ended += 1;
+                            if ended % 3 == 0 {
+                                retired.push((table.retire(bytes), bytes));
+                            }
                         }
                         Settled::Unknown => prop_assert!(!leases.contains_key(&handle)),
                         Settled::InFlight(count) => {
                             prop_assert_eq!(count as usize, inside.iter().filter(|(other, _)| *other == handle).count());
                         }
+                    }
+                }
+                Step::Forget(which) => {
+                    if !retired.is_empty() {
+                        table.forget(retired.remove(which % retired.len()).0);
                     }
                 }
                 Step::Renew(handle) => {
@@ -160,6 +218,7 @@ proptest! {
                 }
                 Step::Pass(nanos) => now = now + Duration::from_nanos(nanos),
             }
+            prop_assert_eq!(table.retired_bytes(), retired.iter().map(|(_, bytes)| bytes).sum::<u64>());
             prop_assert_eq!(table.lent_bytes(), leases.values().map(|grant| grant.bytes).sum::<u64>());
         }
     }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::Denial;
-use super::message::{DATA, DONE, GET, HEAD_BYTES, Head, PUT};
+use super::message::{DATA, DONE, GET, HEAD_BYTES, Head, NOTIFY, PUT, TIDINGS_BYTES, Tidings};
+use super::native::Native;
 use crate::Effects;
 use crate::access::Handle;
 use crate::channel::{self, ChannelCloser, ChannelOptions, OpenError, Receiver, RecvError, SendError, Sender};
@@ -53,12 +54,24 @@ pub enum TransferError {
     Answer,
 }
 
+/// How bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Way {
+    /// The owner's thread moves them.
+    Served,
+    /// This node moves them itself, through a window onto the owner's memory.
+    Native,
+}
+
 /// Leased memory of a peer.
 #[derive(Debug)]
 pub struct RemoteRegion {
+    pub(super) effects: Effects,
+    pub(super) native: Native,
     sender: Sender,
     receiver: Receiver,
-    lease: RegionLease,
+    pub(super) lease: RegionLease,
     /// Longest piece of a range that one message carries.
     piece_bytes: usize,
     /// Requests that may be under way at once.
@@ -81,9 +94,23 @@ impl RemoteRegion {
         lease: RegionLease,
         effects: &Effects,
     ) -> Result<Self, OpenError> {
-        let (sender, receiver) = channel::duplex(link, fence, options, effects)?;
         let piece_bytes = usize::try_from(options.slot_bytes).unwrap_or(usize::MAX).saturating_sub(HEAD_BYTES).max(1);
-        Ok(Self { sender, receiver, lease, piece_bytes, window: u64::from(options.slots.max(1)), next_request: 0, next_answer: 0 })
+        let native = Native::over(&link, piece_bytes);
+        let (sender, receiver) = channel::duplex(link, fence, options, effects)?;
+        let window = u64::from(options.slots.max(1));
+        Ok(Self { effects: effects.clone(), native, sender, receiver, lease, piece_bytes, window, next_request: 0, next_answer: 0 })
+    }
+
+    /// Lets the owner's thread do everything, even where this node could.
+    #[must_use]
+    pub fn served(mut self) -> Self {
+        self.native = Native::never();
+        self
+    }
+
+    /// How the bytes of the last `put` or `get` went.
+    pub fn way(&self) -> Way {
+        if self.native.is_open() { Way::Native } else { Way::Served }
     }
 
     /// The lease in use.
@@ -91,8 +118,11 @@ impl RemoteRegion {
         &self.lease
     }
 
-    /// Goes on under another term or generation.
+    /// Goes on with another lease, or under another term or generation.
     pub fn set_lease(&mut self, lease: RegionLease) {
+        if self.lease != lease {
+            self.native.shut();
+        }
         self.lease = lease;
     }
 
@@ -107,13 +137,114 @@ impl RemoteRegion {
     /// [`TransferError`].
     pub fn put(&mut self, offset: u64, bytes: &[u8], deadline: Instant) -> Result<(), TransferError> {
         self.check(offset, bytes.len())?;
+        let done = self.put_native(offset, bytes, deadline)?;
+        if done == bytes.len() && done > 0 {
+            return Ok(());
+        }
+        self.put_served(offset + done as u64, &bytes[done..], deadline)
+    }
+
+    /// Reads into `into` from `offset` on.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub fn get(&mut self, offset: u64, into: &mut [u8], deadline: Instant) -> Result<(), TransferError> {
+        self.check(offset, into.len())?;
+        let mut done = 0;
+        if !into.is_empty()
+            && let Some((window, effects)) = self.window(deadline)?
+        {
+            done = window.get(offset, into, &*effects.clock, deadline);
+            if done == into.len() {
+                return Ok(());
+            }
+            self.leave_window(deadline)?;
+        }
+        self.get_served(offset + done as u64, &mut into[done..], deadline)
+    }
+
+    /// Writes `bytes` at `offset` and then tells the owner `number` and the range. Owners are told in the order of these calls, and
+    /// find the bytes there when they are. `bytes` may be empty: what was put before is there, too.
+    ///
+    /// # Errors
+    /// [`TransferError`]. Where no answer came the owner may have been told, or may be yet.
+    pub fn notify(&mut self, offset: u64, bytes: &[u8], number: u64, deadline: Instant) -> Result<(), TransferError> {
+        self.check(offset, bytes.len())?;
+        let mut done = self.put_native(offset, bytes, deadline)?;
+        let room = self.piece_bytes.saturating_sub(TIDINGS_BYTES);
+        if bytes.len() - done > room {
+            let early = bytes.len() - room;
+            self.put_served(offset + done as u64, &bytes[done..early], deadline)?;
+            done = early;
+        }
+        let tidings = Tidings { number, start: offset, bytes: bytes.len() as u64 }.encode();
+        let head = self.head(offset + done as u64, bytes.len() - done);
+        match self.ask(NOTIFY, &head, &[&tidings, &bytes[done..]], deadline)? {
+            DONE => Ok(()),
+            _ => Err(TransferError::Answer),
+        }
+    }
+
+    /// Writes through the window, if there is one, and says how much of `bytes` that was.
+    fn put_native(&mut self, offset: u64, bytes: &[u8], deadline: Instant) -> Result<usize, TransferError> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let done = match self.window(deadline)? {
+            Some((window, effects)) if window.writable() => window.put(offset, bytes, &*effects.clock, deadline),
+            // What may only be read stays open for that.
+            Some(_) => return Ok(0),
+            None => 0,
+        };
+        if done < bytes.len() {
+            self.leave_window(deadline)?;
+        }
+        Ok(done)
+    }
+
+    /// The window did not let something through: either it is too late, or it has ended and the owner has to say why.
+    fn leave_window(&mut self, deadline: Instant) -> Result<(), TransferError> {
+        if self.native.is_open() {
+            if self.effects.clock.now() >= deadline {
+                return Err(RecvError::Deadline.into());
+            }
+            self.native.shut();
+        }
+        Ok(())
+    }
+
+    /// One request and its answer's kind.
+    pub(super) fn ask(&mut self, kind: u8, head: &Head, body: &[&[u8]], deadline: Instant) -> Result<u8, TransferError> {
+        let encoded = head.encode();
+        let mut parts: Vec<&[u8]> = vec![&encoded];
+        parts.extend(body);
+        while !self.may_ask() {
+            self.answer(deadline)?;
+        }
+        self.sender.send(kind, &parts, deadline)?;
+        self.next_request += 1;
+        loop {
+            let (kind, answer, _) = self.answer(deadline)?;
+            if answer.request != head.request {
+                continue;
+            }
+            return match answer.denial {
+                Some(denial) => Err(denial.into()),
+                None => Ok(kind),
+            };
+        }
+    }
+
+    fn put_served(&mut self, offset: u64, bytes: &[u8], deadline: Instant) -> Result<(), TransferError> {
         let first = self.next_request;
         let mut pieces = bytes.chunks(self.piece_bytes);
-        let count = pieces.len() as u64;
+        // A put of nothing asks, too.
+        let mut nothing = bytes.is_empty().then_some(bytes);
+        let count = (pieces.len() as u64).max(1);
         let mut at = offset;
         while self.next_answer < first + count {
             if self.may_ask()
-                && let Some(piece) = pieces.next()
+                && let Some(piece) = nothing.take().or_else(|| pieces.next())
             {
                 let head = self.head(at, piece.len());
                 self.sender.send(PUT, &[&head.encode(), piece], deadline)?;
@@ -135,18 +266,13 @@ impl RemoteRegion {
         Ok(())
     }
 
-    /// Reads into `into` from `offset` on.
-    ///
-    /// # Errors
-    /// [`TransferError`].
-    pub fn get(&mut self, offset: u64, into: &mut [u8], deadline: Instant) -> Result<(), TransferError> {
-        self.check(offset, into.len())?;
+    fn get_served(&mut self, offset: u64, into: &mut [u8], deadline: Instant) -> Result<(), TransferError> {
         let first = self.next_request;
         let piece = self.piece_bytes;
-        let count = into.len().div_ceil(piece) as u64;
+        let count = (into.len().div_ceil(piece) as u64).max(1);
         let (mut asked, mut got) = (0, 0);
         while self.next_answer < first + count {
-            if self.may_ask() && asked < into.len() {
+            if self.may_ask() && (asked < into.len() || self.next_request == first) {
                 let bytes = piece.min(into.len() - asked);
                 let head = self.head(offset + asked as u64, bytes);
                 self.sender.send(GET, &[&head.encode()], deadline)?;
@@ -179,7 +305,7 @@ impl RemoteRegion {
         }
     }
 
-    fn head(&self, offset: u64, bytes: usize) -> Head {
+    pub(super) fn head(&self, offset: u64, bytes: usize) -> Head {
         let RegionLease { handle, term, generation, .. } = self.lease;
         // A piece fits a slot, whose length is a u32.
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);

@@ -10,7 +10,17 @@
 //! 60  status u8, zero 3
 //! ```
 //!
-//! Little-endian. The frame's kind says what it is.
+//! Little-endian. The frame's kind says what it is:
+//!
+//! | kind | from | behind the head |
+//! |---|---|---|
+//! | 1 put | holder | the bytes |
+//! | 2 get | holder | |
+//! | 3 done | owner | |
+//! | 4 data | owner | the bytes |
+//! | 5 notify | holder | number u64, start u64 and length u64 of the whole range, then the bytes of its last part, if any |
+//! | 6 window | holder | where it is to be handed over: name u128, secret 32 |
+//! | 7 handed | owner | |
 
 use super::Denial;
 use crate::access::{Denied, Handle};
@@ -27,6 +37,41 @@ pub(super) const GET: u8 = 2;
 pub(super) const DONE: u8 = 3;
 /// Server to client: the bytes follow.
 pub(super) const DATA: u8 = 4;
+/// Client to server: write what follows, then tell the owner.
+pub(super) const NOTIFY: u8 = 5;
+/// Client to server: hand over a window onto the lease's memory.
+pub(super) const WINDOW: u8 = 6;
+/// Server to client: that is done. (`DONE` without a denial: it is not.)
+pub(super) const HANDED: u8 = 7;
+
+/// Length of an encoded [`Tidings`] in bytes.
+pub(super) const TIDINGS_BYTES: usize = 24;
+
+/// What the owner is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tidings {
+    pub(super) number: u64,
+    pub(super) start: u64,
+    pub(super) bytes: u64,
+}
+
+impl Tidings {
+    pub(super) fn encode(&self) -> [u8; TIDINGS_BYTES] {
+        let mut out = [0; TIDINGS_BYTES];
+        out[..8].copy_from_slice(&self.number.to_le_bytes());
+        out[8..16].copy_from_slice(&self.start.to_le_bytes());
+        out[16..].copy_from_slice(&self.bytes.to_le_bytes());
+        out
+    }
+
+    /// The tidings, and the bytes behind them.
+    pub(super) fn decode(body: &[u8]) -> Option<(Self, &[u8])> {
+        let (number, rest) = body.split_first_chunk()?;
+        let (start, rest) = rest.split_first_chunk()?;
+        let (bytes, rest) = rest.split_first_chunk()?;
+        Some((Self { number: u64::from_le_bytes(*number), start: u64::from_le_bytes(*start), bytes: u64::from_le_bytes(*bytes) }, rest))
+    }
+}
 
 const STATUS_DONE: u8 = 0;
 
@@ -88,6 +133,7 @@ impl Denial {
             Self::Bounds => 6,
             Self::Generation => 7,
             Self::Busy => 8,
+            Self::Deaf => 9,
         }
     }
 
@@ -101,6 +147,7 @@ impl Denial {
             6 => Self::Bounds,
             7 => Self::Generation,
             8 => Self::Busy,
+            9 => Self::Deaf,
             _ => return None,
         })
     }
@@ -153,6 +200,12 @@ mod tests {
             golden[at] = value;
         }
         assert_eq!(bytes, golden);
+        let tidings = Tidings { number: 1, start: 2, bytes: 0x0304 };
+        let mut golden = [0; TIDINGS_BYTES];
+        (golden[0], golden[8], golden[16], golden[17]) = (1, 2, 4, 3);
+        assert_eq!(tidings.encode(), golden);
+        assert_eq!(Tidings::decode(&[&golden[..], b"rest"].concat()), Some((tidings, &b"rest"[..])));
+        assert_eq!(Tidings::decode(&golden[1..]), None);
     }
 
     proptest! {
@@ -160,7 +213,7 @@ mod tests {
         fn heads_round_trip_and_other_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..100), zero in any::<bool>()) {
             let mut bytes = bytes;
             if zero && bytes.len() >= HEAD_BYTES {
-                bytes[60] %= 10;
+                bytes[60] %= 12;
                 bytes[61..64].fill(0);
             }
             if let Some((head, body)) = Head::decode(&bytes) {

@@ -1,14 +1,18 @@
-//! `put` and `get`: leased memory of a peer, written and read from afar.
+//! `put`, `get` and `notify`: leased memory of a peer, written and read from afar.
 //!
-//! The owner of a [`Slab`] runs a [`RegionServer`] on a thread for each link; the holder of a lease uses a
+//! The owner of the memory runs a [`RegionServer`] on a thread for each link; the holder of a lease uses a
 //! [`RemoteRegion`]. Every request is checked against the owner's [`AccessTable`](crate::access::AccessTable) before a
-//! byte moves, by the handle that it names and the peer that the link belongs to. This is how providers without
-//! one-sided hardware do it; the meaning is the same on all.
+//! byte moves, by the handle that it names and the peer that the link belongs to.
+//!
+//! Between processes of one machine the owner hands a holder a window onto the memory, and `put` and `get` are copies by the
+//! holder. Everywhere else, and for what a window does not let through, the server's thread does them. What they mean, and what is
+//! denied, is the same. `notify` tells the owner in the order of the holder's calls, so it always goes over the link.
 
 mod client;
 mod message;
+mod native;
+mod notices;
 mod server;
-mod slab;
 #[cfg(test)]
 mod tests;
 
@@ -16,8 +20,9 @@ mod tests;
 pub use message::fuzz as fuzz_head;
 
 pub use client::{RegionLease, RemoteRegion, TransferError};
+pub use client::{RegionLease, RemoteRegion, TransferError, Way};
+pub use notices::{Notice, NoticeSender, Notices, NoticesError, notices};
 pub use server::RegionServer;
-pub use slab::Slab;
 
 /// Why the owner of the memory did not do what was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +50,9 @@ pub enum Denial {
     #[error("a later generation of writes has begun")]
     Generation,
     /// The owner has too many operations under way.
-    #[error("the owner has too many operations under way")]
+    #[error("the owner has too many operations under way, or notices that it has not looked at")]
     Busy,
+    /// Nobody at the owner wants to be told.
+    #[error("nobody at the owner of the memory listens to notices")]
+    Deaf,
 }

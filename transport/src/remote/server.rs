@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Denial;
-use super::message::{DATA, DONE, GET, HEAD_BYTES, Head, PUT};
-use super::slab::Slab;
+use super::message::{DATA, DONE, GET, HEAD_BYTES, Head, NOTIFY, PUT, Tidings, WINDOW};
+use super::notices::{Notice, NoticeSender};
 use crate::Effects;
 use crate::access::{AccessTable, Operation};
 use crate::channel::{self, Broken, ChannelCloser, ChannelOptions, OpenError, Receiver, RecvError, SendError, Sender};
 use crate::frame::Fence;
 use crate::link::Link;
+use crate::provider::ProviderKind;
 
 /// How long to wait for a request before waiting again. What ends the link also ends the wait.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -18,7 +19,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// A client that does not take its answers for this long loses its link.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Serves a slab to one peer over one link.
+/// Serves leased memory to one peer over one link.
 #[derive(Debug)]
 pub struct RegionServer {
     effects: Effects,
@@ -26,13 +27,15 @@ pub struct RegionServer {
     receiver: Receiver,
     peer: [u8; 32],
     table: AccessTable,
-    slab: Slab,
+    notices: Option<NoticeSender>,
+    /// Whether the peer is a process of this machine, to which memory can be handed.
+    here: bool,
     /// Bytes on their way out, as many as fit a message.
     outgoing: Vec<u8>,
 }
 
 impl RegionServer {
-    /// Prepares to serve `slab` by the rules of `table` to the node whose public key is `peer`. Whoever made the link has
+    /// Prepares to serve the memory of `table` to the node whose public key is `peer`. Whoever made the link has
     /// to know that: it is the node that the link's ticket was handed to.
     ///
     /// # Errors
@@ -43,12 +46,19 @@ impl RegionServer {
         options: ChannelOptions,
         peer: [u8; 32],
         table: AccessTable,
-        slab: Slab,
         effects: &Effects,
     ) -> Result<Self, OpenError> {
+        let here = link.provider() == ProviderKind::Shm;
         let (sender, receiver) = channel::duplex(link, fence, options, effects)?;
         let outgoing = vec![0; usize::try_from(options.slot_bytes).unwrap_or(usize::MAX).saturating_sub(HEAD_BYTES)];
-        Ok(Self { effects: effects.clone(), sender, receiver, peer, table, slab, outgoing })
+        Ok(Self { effects: effects.clone(), sender, receiver, peer, table, notices: None, here, outgoing })
+    }
+
+    /// Tells what holders notify to whoever holds the other end of `notices`. Without one, they are denied.
+    #[must_use]
+    pub fn with_notices(mut self, notices: NoticeSender) -> Self {
+        self.notices = Some(notices);
+        self
     }
 
     /// A handle with which another thread can end [`RegionServer::run`].
@@ -82,23 +92,42 @@ impl RegionServer {
         };
         let operation =
             |write, bytes| Operation { handle: head.handle, peer: self.peer, term: head.term, write, offset: head.offset, bytes };
+        let whole = |body: &[u8]| usize::try_from(head.bytes) == Ok(body.len());
+        let put = |body: &[u8]| {
+            let pass = self.table.admit(operation(Some(head.generation), u64::from(head.bytes)))?;
+            pass.write(body)
+        };
         let outcome = match kind {
-            PUT if usize::try_from(head.bytes) == Ok(body.len()) => {
-                let put = operation(Some(head.generation), u64::from(head.bytes));
-                self.table.admit(put).map_err(Denial::from).and_then(|pass| in_slab(self.slab.write(pass.start(), body))).map(|()| 0)
-            }
+            PUT if whole(body) => put(body).map(|()| (DONE, 0)).map_err(Denial::from),
             GET if body.is_empty() => match usize::try_from(head.bytes).ok().and_then(|bytes| self.outgoing.get_mut(..bytes)) {
                 Some(into) => {
-                    let get = operation(None, u64::from(head.bytes));
                     let bytes = into.len();
-                    self.table.admit(get).map_err(Denial::from).and_then(|pass| in_slab(self.slab.read(pass.start(), into))).map(|()| bytes)
+                    let pass = self.table.admit(operation(None, u64::from(head.bytes)));
+                    pass.and_then(|pass| pass.read(into)).map(|()| (DATA, bytes)).map_err(Denial::from)
                 }
                 None => Err(Denial::Bounds),
             },
+            NOTIFY => match Tidings::decode(body) {
+                Some((tidings, body)) if whole(body) => {
+                    // The range that the owner is told of has to be the holder's, too.
+                    let told = Operation { offset: tidings.start, ..operation(Some(head.generation), tidings.bytes) };
+                    let notice = Notice { handle: head.handle, offset: tidings.start, bytes: tidings.bytes, number: tidings.number };
+                    let put = self.table.admit(told).and_then(|_pass| put(body)).map_err(Denial::from);
+                    put.and_then(|()| self.notices.as_ref().map_or(Err(Denial::Deaf), |notices| notices.tell(notice))).map(|()| (DONE, 0))
+                }
+                _ => return Err(misbehaved("a notice that cannot be read")),
+            },
+            WINDOW if head.bytes == 0 => {
+                let opening = Operation { offset: 0, ..operation(None, 0) };
+                match super::native::hand_over(&self.table, self.here, opening, head.generation, body) {
+                    Some(outcome) => outcome.map(|kind| (kind, 0)).map_err(Denial::from),
+                    None => return Err(misbehaved("a place for a window that cannot be read")),
+                }
+            }
             _ => return Err(misbehaved("a request of an unknown kind or length")),
         };
         let (kind, denial, bytes) = match outcome {
-            Ok(bytes) => (if kind == GET { DATA } else { DONE }, None, bytes),
+            Ok((kind, bytes)) => (kind, None, bytes),
             Err(denial) => {
                 tracing::info!(handle = ?head.handle, %denial, "remote access denied");
                 (DONE, Some(denial), 0)
@@ -111,11 +140,6 @@ impl RegionServer {
             Err(_) => Err(misbehaved("it does not take answers")),
         }
     }
-}
-
-/// The table admits nothing outside the slab that it was made for; a table that was made for a larger one is caught here.
-fn in_slab(done: bool) -> Result<(), Denial> {
-    if done { Ok(()) } else { Err(Denial::Bounds) }
 }
 
 fn misbehaved(what: &str) -> Broken {

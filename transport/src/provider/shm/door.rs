@@ -47,7 +47,7 @@ pub(super) fn listen(door: u128) -> std::io::Result<UnixListener> {
     UnixListener::bind_addr(&address(door)?)
 }
 
-fn of_this_user(stream: &UnixStream) -> bool {
+pub(super) fn of_this_user(stream: &UnixStream) -> bool {
     rustix::net::sockopt::socket_peercred(stream).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 

@@ -11,6 +11,7 @@
 //! | `ring` | a ring of bytes in it |
 //! | `bell` | sleeping until the other end rings, or is gone |
 //! | `link` | records in the rings |
+//! | `window` | lent memory, mapped by its holder |
 
 mod bell;
 mod door;
@@ -19,6 +20,7 @@ mod ring;
 mod segment;
 #[cfg(test)]
 mod tests;
+pub(crate) mod window;
 
 use std::fmt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -201,7 +203,7 @@ impl Provider for ShmProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { one_sided: false, remote: false, message_bytes_max: u32::MAX, rtt_guess_ns: 20_000 }
+        Capabilities { one_sided: true, remote: false, message_bytes_max: u32::MAX, rtt_guess_ns: 20_000 }
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {

@@ -1,20 +1,14 @@
-//! `shoal bench`
+//! `shoal bench model`
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use serde_json::json;
 use shoal_actors::bench::{BenchError, BenchOptions, BenchReport, measure, median};
 
-use super::output::{rate, table};
-use super::{Exit, Failure, ModelsOption, Signals, open_catalog, say, size_text};
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
-    /// Prefill and decode speed of a model on this machine's processor, without a node
-    Model(BenchModel),
-}
+use crate::cli::output::{rate, table};
+use crate::cli::{Exit, Failure, ModelsOption, Signals, open_catalog, say, size_text};
 
 #[derive(Debug, Args)]
 #[command(after_help = "The figures mean what those of llama.cpp's llama-bench mean: a prompt in an empty context, and tokens decoded \
@@ -42,15 +36,8 @@ pub(crate) struct BenchModel {
     models: ModelsOption,
 }
 
-impl Bench {
-    pub(crate) async fn run(self) -> Result<(), Failure> {
-        let Self::Model(command) = self;
-        command.run().await
-    }
-}
-
 impl BenchModel {
-    async fn run(self) -> Result<(), Failure> {
+    pub(super) async fn run(self) -> Result<(), Failure> {
         let mut signals = Signals::listen()?;
         let path = self.path().await?;
         let threads = self.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get), usize::from);

@@ -2,11 +2,16 @@
 //!
 //! A region is one mapping, so that a provider can register it once and, where it is backed by a memory file, share it
 //! with another process. Its bytes are handed out as [`Slot`]s that never overlap: holding a slot is holding its memory.
+//! Memory that is lent to other nodes is another kind, `lent`, with a memory file of its own for each lease.
+
+mod lent;
 
 use std::fmt;
 use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
+
+pub(crate) use lent::{Lent, WriteRefused, Writer};
 
 /// A mapping of whole pages, zeroed, not yet carved.
 pub struct Region {
@@ -136,13 +141,15 @@ fn round_to_pages(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(page_bytes()).filter(|bytes| isize::try_from(*bytes).is_ok())
 }
 
+/// The machine's page: what mappings, and so leases, are whole multiples of.
 #[cfg(unix)]
-fn page_bytes() -> usize {
+pub(crate) fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
+/// What mappings, and so leases, are whole multiples of: at least a page on any machine.
 #[cfg(not(unix))]
-fn page_bytes() -> usize {
+pub(crate) fn page_bytes() -> usize {
     64 * 1024
 }
 

@@ -1,0 +1,30 @@
+//! `shoal bench`
+
+mod link;
+mod model;
+mod plot;
+
+use clap::Subcommand;
+
+use super::Failure;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Prefill and decode speed of a model on this machine's processor, without a node
+    Model(model::BenchModel),
+    /// Latency and bandwidth of tensor links, to another node or between two processes of this machine
+    Link(link::BenchLink),
+    /// The other process of `shoal bench link --local`
+    #[command(hide = true)]
+    Answer,
+}
+
+impl Bench {
+    pub(crate) async fn run(self) -> Result<(), Failure> {
+        match self {
+            Self::Model(command) => command.run().await,
+            Self::Link(command) => command.run().await,
+            Self::Answer => link::answer().await,
+        }
+    }
+}
