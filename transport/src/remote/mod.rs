@@ -19,7 +19,6 @@ mod tests;
 #[cfg(any(test, fuzzing))]
 pub use message::fuzz as fuzz_head;
 
-pub use client::{RegionLease, RemoteRegion, TransferError};
 pub use client::{RegionLease, RemoteRegion, TransferError, Way};
 pub use notices::{Notice, NoticeSender, Notices, NoticesError, notices};
 pub use server::RegionServer;
