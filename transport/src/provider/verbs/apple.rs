@@ -140,12 +140,7 @@ impl AppleFabric {
 
     /// What exists on all devices.
     pub(super) fn in_use(&self) -> InUse {
-        let fabric = lock(&self.0.0);
-        fabric.devices.values().fold(InUse::default(), |sum, made| InUse {
-            pairs: sum.pairs + made.in_use.pairs,
-            completion_queues: sum.completion_queues + made.in_use.completion_queues,
-            registrations: sum.registrations + made.in_use.registrations,
-        })
+        lock(&self.0.0).devices.values().map(|made| made.in_use).sum()
     }
 }
 

@@ -178,12 +178,25 @@ pub(super) struct Done {
     pub(super) failed: Option<u32>,
 }
 
-/// What exists on a device, counted as it is made and destroyed.
+/// What exists on devices, counted as it is made and destroyed. A link is one of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct InUse {
-    pub(super) pairs: usize,
-    pub(super) completion_queues: usize,
-    pub(super) registrations: usize,
+pub struct InUse {
+    /// Queue pairs.
+    pub pairs: usize,
+    /// Completion queues.
+    pub completion_queues: usize,
+    /// Registrations of memory.
+    pub registrations: usize,
+}
+
+impl std::iter::Sum for InUse {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            pairs: sum.pairs + one.pairs,
+            completion_queues: sum.completion_queues + one.completion_queues,
+            registrations: sum.registrations + one.registrations,
+        })
+    }
 }
 
 /// One port of one adapter.

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::device::{Gid, InUse};
-use super::{Profile, VerbsOptions, VerbsProvider, ffi};
+use super::device::Gid;
+use super::{InUse, Profile, VerbsOptions, VerbsProvider, ffi};
 use crate::Effects;
 use crate::env::SystemRng;
 use crate::link::{CloseReason, Link, LinkOptions, RecvError};
@@ -43,10 +43,6 @@ fn link(effects: &Effects, [near, far]: &[VerbsProvider; 2]) -> [Arc<dyn Link>; 
     [near, expected.accept(soon(effects)).unwrap()]
 }
 
-fn in_use(provider: &VerbsProvider) -> Vec<InUse> {
-    provider.shared.making.places.iter().map(|place| place.device.in_use()).collect()
-}
-
 #[test]
 #[ignore = "needs devices: run by .ci/verbs"]
 fn both_devices_are_there() {
@@ -65,10 +61,10 @@ fn links_leave_nothing_on_the_devices() {
     let effects = effects();
     for profile in [Profile::Rc, Profile::Uc] {
         let both = providers(&effects, profile);
-        let nothing = || both.iter().flat_map(in_use).all(|in_use| in_use == InUse::default());
+        let nothing = || both.iter().all(|one| one.in_use() == InUse::default());
         for _ in 0..10 {
             let ends = link(&effects, &both);
-            assert!(in_use(&both[0]).contains(&InUse { pairs: 1, completion_queues: 1, registrations: 1 }), "{:?}", in_use(&both[0]));
+            assert_eq!(both[0].in_use(), InUse { pairs: 1, completion_queues: 1, registrations: 1 });
             ends[0].send(&[&[7; 100_000]], soon(&effects)).unwrap();
             assert_eq!(ends[1].recv(&mut vec![0; 100_000], soon(&effects)), Ok(100_000));
             drop(ends);
@@ -137,7 +133,7 @@ fn a_process_that_is_killed_takes_nobody_with_it() {
         assert!(next >= 10 + round as u64 * 3);
         child.wait().unwrap();
         drop(link);
-        assert!((0..10_000).any(|_| in_use(&provider).iter().all(|in_use| *in_use == InUse::default()) || {
+        assert!((0..10_000).any(|_| provider.in_use() == InUse::default() || {
             std::thread::sleep(Duration::from_millis(1));
             false
         }));

@@ -58,7 +58,7 @@ use door::{Making, Place};
 use link::VerbsLink;
 use seats::Seats;
 
-pub use device::NoDevices;
+pub use device::{InUse, NoDevices};
 pub use profile::Profile;
 
 const KIND: ProviderKind = ProviderKind::Verbs;
@@ -208,6 +208,11 @@ impl VerbsProvider {
             Err(error) => format!("{}: {error}", place.device.name()),
         };
         self.shared.making.places.iter().map(describe).collect()
+    }
+
+    /// What exists on the devices, of all links of this provider that have not been dropped.
+    pub fn in_use(&self) -> InUse {
+        self.shared.making.places.iter().map(|place| place.device.in_use()).sum()
     }
 }
 
