@@ -144,7 +144,7 @@ fn a_process_that_is_killed_takes_nobody_with_it() {
 #[test]
 #[ignore = "a measurement: run by .ci/verbs"]
 fn latency() {
-    const ROUNDS: usize = 4000;
+    const ROUNDS: usize = 3000;
     let effects = effects();
     for profile in [Profile::Rc, Profile::Uc] {
         let both = providers(&effects, profile);
@@ -153,21 +153,24 @@ fn latency() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut buffer = [0; 64];
-                for _ in 0..ROUNDS {
-                    far.recv(&mut buffer, soon(&effects)).unwrap();
+                // An empty message is the last one.
+                while far.recv(&mut buffer, soon(&effects)).unwrap() > 0 {
                     far.send(&[&buffer], soon(&effects)).unwrap();
                 }
             });
             let mut buffer = [0; 64];
-            for _ in 0..ROUNDS {
+            // A machine that is busy with other things gets fewer rounds.
+            let until = Instant::now() + Duration::from_secs(6);
+            while times.len() < ROUNDS && Instant::now() < until {
                 let began = Instant::now();
                 near.send(&[&buffer], soon(&effects)).unwrap();
                 near.recv(&mut buffer, soon(&effects)).unwrap();
                 times.push(began.elapsed());
             }
+            near.send(&[], soon(&effects)).unwrap();
         });
         // The first ones find nothing warm.
-        let mut times = times.split_off(ROUNDS / 10);
+        let mut times = times.split_off(times.len() / 10);
         times.sort_unstable();
         println!("latency {profile} {:.2}", times[times.len() / 2].as_secs_f64() * 1e6 / 2.0);
     }

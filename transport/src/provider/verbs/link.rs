@@ -389,11 +389,12 @@ impl Link for VerbsLink {
         let Some(mut patience) = self.writer.enter(&*self.clock, deadline) else { return Err(SendError::Deadline) };
         let mut done = 0;
         loop {
-            // A message begins when it can go out whole, or a long one when it can make some way at once.
+            // A message begins when it can go out whole, or a long one when it can make some way at once. More than half of the window must
+            // not be asked for: the peer tells of receives that it posted only now and then.
             let chunks = if done == 0 { bytes.div_ceil(self.room()).max(1) as u64 } else { 1 };
             let take = |pump: &mut Pump| {
-                let window = pump.books().window();
-                pump.slot_for_data(if chunks <= window { chunks } else { window / 2 }.max(1))
+                let most = (pump.books().window() / 2).max(1);
+                pump.slot_for_data(chunks.min(most))
             };
             let mut slot = self.wait_for(Who::Sender, &mut patience, None, deadline, take).map_err(|stop| match stop {
                 Stop::Deadline if done == 0 => SendError::Deadline,

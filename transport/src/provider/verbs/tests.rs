@@ -14,7 +14,7 @@ use crate::Effects;
 use crate::env::SystemRng;
 use crate::link::{CloseReason, Link, LinkOptions, RecvError, SendError};
 use crate::provider::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES};
-use crate::provider::{DialError, Endpoint, Provider, Ticket};
+use crate::provider::{DialError, Endpoint, Provider, ProviderKind, Ticket};
 use crate::region::{Region, Slot};
 use crate::testing::{effects, soon};
 
@@ -80,6 +80,33 @@ fn messages_of_all_lengths_pass_by_chunks_of_all_lengths() {
         });
         assert!(two.fabric.delivered() >= 1200 / (chunk_bytes as u64 / 4096));
     }
+}
+
+/// Neither waits for a keep-alive to tell it of credits.
+#[test]
+fn messages_as_long_as_the_window_follow_each_other() {
+    let two = two(VerbsOptions { keepalive_interval: Duration::from_secs(3600), receives: 32, sends: 64, chunk_bytes: 4096, ..patient() });
+    let (near, far) = two.link();
+    let room = 4096 - HEADER_BYTES;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for chunks in (1..=32).chain((20..32).rev()) {
+                near.send(&[&message(chunks, chunks as usize * room)], soon(&two.effects)).unwrap();
+            }
+        });
+        let mut buffer = vec![0; 32 * room];
+        for chunks in (1..=32).chain((20..32).rev()) {
+            assert_eq!(far.recv(&mut buffer, soon(&two.effects)), Ok(chunks as usize * room));
+            assert!(buffer[..chunks as usize * room] == message(chunks, chunks as usize * room));
+        }
+    });
+}
+
+#[test]
+fn kinds_are_sorted_from_worst_to_best() {
+    let mut kinds = [ProviderKind::Memory, ProviderKind::Verbs, ProviderKind::Tcp, ProviderKind::Shm];
+    kinds.sort();
+    assert_eq!(kinds, [ProviderKind::Tcp, ProviderKind::Verbs, ProviderKind::Shm, ProviderKind::Memory]);
 }
 
 #[test]
