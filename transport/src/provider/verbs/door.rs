@@ -13,7 +13,7 @@
 //! receive. Whatever fails, both ends start again from the connection.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,9 +103,9 @@ impl Making {
     }
 
     /// Makes a link of a connection whose ends have proved themselves.
-    fn bring_up(&self, stream: TcpStream, limits: [LinkOptions; 2], deadline: Instant) -> Result<Arc<VerbsLink>, Failed> {
+    fn bring_up(&self, stream: &TcpStream, limits: [LinkOptions; 2], deadline: Instant) -> Result<Arc<VerbsLink>, Failed> {
         let VerbsOptions { profile, silence_max, .. } = self.options;
-        let words = Words { stream: &stream, clock: &*self.effects.clock, deadline };
+        let words = Words { stream, clock: &*self.effects.clock, deadline };
         let (near, far) = (stream.local_addr()?, stream.peer_addr()?);
         let (place, port, gid_index) = self.place(near.ip())?;
         let device = &place.device;
@@ -183,7 +183,7 @@ impl Making {
         let parts = Parts {
             pump: Pump::new(pump::Parts { pair, books, profile, chunk_bytes, salts, free: slots }),
             events,
-            anchor: Anchor::new(stream)?,
+            anchor: Anchor::new(stream.try_clone()?)?,
             seat,
             profile,
             chunk_bytes,
@@ -229,10 +229,18 @@ impl Making {
             return Ok(words.say(&handshake::REFUSAL)?);
         };
         words.say(&handshake::welcome(ticket, &hello, &challenge, &proof, *ours))?;
-        let link = self.bring_up(stream, [*ours, theirs], deadline)?;
-        made(&link);
-        claim.deliver(link);
-        Ok(())
+        match self.bring_up(&stream, [*ours, theirs], deadline) {
+            Ok(link) => {
+                made(&link);
+                claim.deliver(link);
+                Ok(())
+            }
+            Err(error) => {
+                // Before the connection ends: the peer then comes to another door with the same ticket.
+                drop(claim);
+                Err(error)
+            }
+        }
     }
 
     /// Dials a door. `from` is the address to come from, if it matters.
@@ -277,11 +285,24 @@ impl Making {
             Verdict::Refused => return Err(DialError::Refused { endpoint, id }),
             Verdict::Impostor => return Err(DialError::Impostor { endpoint, id }),
         };
-        self.bring_up(stream, [ours, theirs], deadline).map_err(|error| match error {
-            Failed::Connection(error) => failed(error),
-            Failed::Peer(what) => DialError::Handshake { endpoint, reason: CloseReason::Misbehaved(what) },
-            other => DialError::Unreachable { endpoint, reason: other.to_string() },
+        self.bring_up(&stream, [ours, theirs], deadline).map_err(|error| {
+            self.give_up(&stream, deadline);
+            match error {
+                Failed::Connection(error) => failed(error),
+                Failed::Peer(what) => DialError::Handshake { endpoint, reason: CloseReason::Misbehaved(what) },
+                other => DialError::Unreachable { endpoint, reason: other.to_string() },
+            }
         })
+    }
+
+    /// Says that there will be no link, and waits until the acceptor has understood: until then it takes nobody else with this ticket, and
+    /// the caller is about to try it elsewhere.
+    fn give_up(&self, stream: &TcpStream, deadline: Instant) {
+        drop(stream.shutdown(Shutdown::Write));
+        let deadline = deadline.min(self.effects.after(self.options.handshake_max));
+        let words = Words { stream, clock: &*self.effects.clock, deadline };
+        // A card and a byte are all that can still come before the end.
+        drop(words.hear(&mut [0; CARD_BYTES + 2]));
     }
 
     fn connect(&self, address: SocketAddr, from: Option<IpAddr>, deadline: Instant) -> std::io::Result<TcpStream> {

@@ -112,7 +112,8 @@ fn kinds_are_sorted_from_worst_to_best() {
 #[test]
 fn what_the_fabric_loses_or_changes_ends_the_link_and_is_never_delivered() {
     for (at, lose) in [(0, true), (7, true), (0, false), (7, false), (3, false)] {
-        let two = two(patient());
+        // Nothing but the chunks of messages is on the fabric.
+        let two = two(VerbsOptions { keepalive_interval: Duration::from_secs(3600), ..patient() });
         let (near, far) = two.link();
         two.fabric.fail(if lose {
             Faults { lose: Some(at), ..Faults::default() }
@@ -224,6 +225,23 @@ fn a_device_is_not_asked_for_one_link_too_many() {
         false
     }));
     two.link();
+}
+
+/// Whichever end could not make its queue pair, the ticket is good again when the dialler hears of it.
+#[test]
+fn a_dialler_that_fails_goes_to_another_door_with_the_same_ticket() {
+    for (near_profile, far_profile) in [(Profile::Rc, Profile::Uc), (Profile::Uc, Profile::Rc)] {
+        let effects = effects();
+        let fabric = AppleFabric::default();
+        let start = |address: &str, profile| fabric.provider(&effects, address, VerbsOptions { profile, ..patient() }).unwrap();
+        let (near, far) = (start("127.0.0.1", near_profile), start("127.0.0.2", far_profile));
+        for _ in 0..20 {
+            let ticket = Ticket::random(&SystemRng);
+            let _expected = far.expect(&ticket, OPTIONS).unwrap();
+            near.dial(&far.endpoints()[0], &ticket, OPTIONS, soon(&effects)).unwrap_err();
+            assert!(far.shared.desk.look_up(ticket.id()).is_some(), "the ticket is still taken");
+        }
+    }
 }
 
 #[test]
