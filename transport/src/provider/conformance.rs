@@ -7,6 +7,9 @@ use super::memory::{MemoryFabric, MemoryProvider, Shape};
 #[cfg(target_os = "linux")]
 use super::shm::{ShmOptions, ShmProvider};
 use super::tcp::{Encryption, TcpOptions, TcpProvider};
+use super::tcp::{TcpOptions, TcpProvider};
+#[cfg(target_os = "linux")]
+use super::verbs::{Profile, VerbsOptions, apple::AppleFabric, guest};
 use super::{AcceptError, DialError, Endpoint, ExpectError, Provider, Ticket};
 use crate::Effects;
 use crate::channel::{self, Broken, ChannelOptions, Violation};
@@ -50,6 +53,25 @@ fn shm(ring_bytes: usize) -> Place {
     let options = ShmOptions { ring_bytes, silence_max: patience, handshake_max: patience, ..ShmOptions::default() };
     let start = || Arc::new(ShmProvider::new(effects.clone(), options).unwrap());
     Place { near: start(), far: start(), effects }
+}
+
+/// Devices that hold to Apple's contract. Whatever breaks it fails the test.
+#[cfg(target_os = "linux")]
+fn strict_apple(chunk_bytes: usize) -> Place {
+    let effects = effects();
+    let patience = Duration::from_secs(60);
+    let options = VerbsOptions { chunk_bytes, silence_max: patience, handshake_max: patience, ..VerbsOptions::of(Profile::Uc) };
+    let fabric = AppleFabric::default();
+    let start = |address| Arc::new(fabric.provider(&effects, address, options.clone()).unwrap());
+    Place { near: start("127.0.0.1"), far: start("127.0.0.2"), effects }
+}
+
+/// The devices of the guest that `.ci/verbs` boots.
+#[cfg(target_os = "linux")]
+fn soft_roce(profile: Profile) -> Place {
+    let effects = effects();
+    let [near, far] = guest::providers(&effects, profile).map(Arc::new);
+    Place { near, far, effects }
 }
 
 impl Place {
@@ -569,8 +591,11 @@ fn dropping_an_end_is_seen_by_the_other(place: &Place) {
 }
 
 macro_rules! conformance {
-    ($($provider:ident = $place:expr;)*) => {
-        $(conformance!(@one $provider $place;
+    ($($provider:ident = $place:expr;)*) => { $(conformance!(@all any() $provider $place);)* };
+    // For what not every machine has.
+    (@ignored $($provider:ident = $place:expr;)*) => { $(conformance!(@all all() $provider $place);)* };
+    (@all $ignored:meta $provider:ident $place:expr) => {
+        conformance!(@one $ignored $provider $place;
             links_carry_whole_messages_both_ways many_parts_arrive_as_one_message a_deadline_is_kept_and_does_no_harm
             messages_that_are_too_long_are_refused_at_both_ends a_link_that_nobody_receives_from_stops_its_sender
             a_waiting_receiver_sees_its_peer_go a_blocked_sender_sees_its_peer_go a_message_that_is_cut_off_is_never_delivered
@@ -580,12 +605,12 @@ macro_rules! conformance {
             a_frame_that_announces_too_much_is_refused a_damaged_byte_is_seen holes_and_ungranted_frames_break_the_channel
             old_terms_and_epochs_are_fenced both_ends_move_to_a_new_epoch a_channel_moves_to_another_link_and_loses_nothing
             both_directions_move_to_another_link closing_a_channel_wakes_both_ends dropping_an_end_is_seen_by_the_other
-        );)*
+        );
     };
-    (@one $provider:ident $place:expr; $($test:ident)*) => {
+    (@one $ignored:meta $provider:ident $place:expr; $($test:ident)*) => {
         mod $provider {
             use super::*;
-            $(#[test] fn $test() { super::$test(&$place); })*
+            $(#[test] #[cfg_attr($ignored, ignore = "needs devices: run by .ci/verbs")] fn $test() { super::$test(&$place); })*
         }
     };
 }
@@ -604,4 +629,13 @@ conformance! {
 conformance! {
     shared_memory = shm(1 << 20);
     shared_memory_with_a_short_ring = shm(4096);
+    strict_apple_verbs = strict_apple(16 * 1024);
+    strict_apple_verbs_by_single_frames = strict_apple(4096);
+}
+
+#[cfg(target_os = "linux")]
+conformance! {
+    @ignored
+    verbs_rc = soft_roce(Profile::Rc);
+    verbs_uc = soft_roce(Profile::Uc);
 }

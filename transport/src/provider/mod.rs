@@ -12,6 +12,8 @@ pub mod memory;
 pub mod shm;
 pub mod tcp;
 mod ticket;
+#[cfg(unix)]
+pub mod verbs;
 mod words;
 
 #[cfg(test)]
@@ -34,8 +36,8 @@ pub use handshake::fuzz as fuzz_handshake;
 use crate::env::Instant;
 use crate::link::{CloseReason, Link, LinkOptions};
 
-/// What carries a link. Sorted from worst to best where two nodes have several in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// What carries a link. Sorted from worst to best where two nodes have several in common. Kinds are only added at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ProviderKind {
     /// TCP over whatever the system has an address on.
@@ -44,6 +46,32 @@ pub enum ProviderKind {
     Shm,
     /// Two ends in one process.
     Memory,
+    /// An RDMA adapter.
+    Verbs,
+}
+
+impl ProviderKind {
+    /// Higher is better. The order of declaration is that of the wire.
+    const fn rank(self) -> u8 {
+        match self {
+            Self::Tcp => 0,
+            Self::Verbs => 1,
+            Self::Shm => 2,
+            Self::Memory => 3,
+        }
+    }
+}
+
+impl Ord for ProviderKind {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.rank().cmp(&other.rank())
+    }
+}
+
+impl PartialOrd for ProviderKind {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl fmt::Display for ProviderKind {
@@ -52,6 +80,7 @@ impl fmt::Display for ProviderKind {
             Self::Tcp => "tcp",
             Self::Shm => "shm",
             Self::Memory => "memory",
+            Self::Verbs => "verbs",
         })
     }
 }
@@ -87,6 +116,11 @@ pub enum Endpoint {
         /// Which: drawn at random, so that another machine never has the same.
         door: u128,
     },
+    /// Where an RDMA adapter's links are made: the address of its network interface.
+    Verbs {
+        /// The TCP address that the two ends meet at.
+        address: SocketAddr,
+    },
 }
 
 impl Endpoint {
@@ -96,6 +130,7 @@ impl Endpoint {
             Self::Tcp(_) => ProviderKind::Tcp,
             Self::Memory { .. } => ProviderKind::Memory,
             Self::Shm { .. } => ProviderKind::Shm,
+            Self::Verbs { .. } => ProviderKind::Verbs,
         }
     }
 }
@@ -106,6 +141,7 @@ impl fmt::Display for Endpoint {
             Self::Tcp(address) => write!(f, "tcp {address}"),
             Self::Memory { fabric, port } => write!(f, "memory {:08x}/{port}", fabric >> 96),
             Self::Shm { door } => write!(f, "shm {:08x}", door >> 96),
+            Self::Verbs { address } => write!(f, "verbs {address}"),
         }
     }
 }
@@ -128,6 +164,10 @@ pub enum StartError {
     /// A thread could not be started.
     #[error("cannot start a thread for tensor links: {0}")]
     Thread(std::io::Error),
+    /// The machine has nothing that this kind of link goes over. Others are as good as before.
+    #[cfg(unix)]
+    #[error(transparent)]
+    NoDevices(#[from] verbs::NoDevices),
 }
 
 /// Why a ticket cannot be expected.

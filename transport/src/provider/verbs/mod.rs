@@ -1,0 +1,376 @@
+//! Links over RDMA adapters: InfiniBand and RoCE on Linux, Thunderbolt 5 on macOS.
+//!
+//! The verbs library is opened at run time; a machine without it, or without a device, gets [`NoDevices`] and goes on by its other
+//! providers. Queue pairs are used in one of two ways, see [`Profile`]: `rc` where the adapter retransmits, `uc` within the narrow contract
+//! of Apple's library. Both SEND from registered slots into slots that the peer has posted, and never more than it has posted.
+//!
+//! A link's memory is its own, and the peer is never told an address or a key of it, so nothing here is written to by one-sided
+//! operations. (WRITE_WITH_IMM would save a receive's copy only if messages were received in place.)
+//!
+//! | module | what |
+//! |---|---|
+//! | `device` | what the protocol needs of a device |
+//! | `ffi` | the machine's devices |
+//! | `profile` | the two ways of using queue pairs |
+//! | `door` | handshake, cards, and queue pairs brought up |
+//! | `wire` | cards and chunk headers, byte for byte |
+//! | `accounts` | credits and frames: what may be posted now |
+//! | `pump` | a queue pair with its books |
+//! | `anchor` | the bootstrap connection, which ends with the peer |
+//! | `link` | messages in chunks, and waiting |
+//! | `seats` | how many links a device carries |
+
+mod accounts;
+mod anchor;
+mod bell;
+mod device;
+mod door;
+mod ffi;
+mod link;
+mod patience;
+mod profile;
+mod pump;
+mod seats;
+mod wire;
+
+#[cfg(test)]
+pub(in crate::provider) mod apple;
+#[cfg(test)]
+pub(in crate::provider) mod guest;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::Duration;
+
+use socket2::SockRef;
+
+use super::{Capabilities, Desk, DialError, Endpoint, ExpectError, Expected, Provider, ProviderKind, StartError, Ticket};
+use crate::Effects;
+use crate::env::{Instant, Join};
+use crate::link::{CloseReason, Link, LinkOptions, lock};
+use device::Devices;
+use door::{Making, Place};
+use link::VerbsLink;
+use seats::Seats;
+
+pub use device::{InUse, NoDevices};
+pub use profile::Profile;
+
+const KIND: ProviderKind = ProviderKind::Verbs;
+
+/// Newcomers that are heard at a time. Further ones wait in the socket's queue.
+const NEWCOMERS_MAX: usize = 16;
+
+/// How the provider is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerbsOptions {
+    /// How queue pairs are used. Both ends must agree.
+    pub profile: Profile,
+    /// Where to listen for the connections that links are made over; port 0 picks a free one. Empty: all interfaces, a free port. Dials leave
+    /// from the first of these addresses of the right family that is no "any" address.
+    pub listen: Vec<SocketAddr>,
+    /// Length of a chunk in bytes: whole frames of 4 KiB, else rounded up. On a `uc` link every chunk takes its full length on the wire; the
+    /// shorter of both ends' is used.
+    pub chunk_bytes: usize,
+    /// Chunks that a link has posted for receiving, 16 or more.
+    pub receives: u32,
+    /// Chunks that a link has for sending, 16 or more. All chunks of a link are locked memory.
+    pub sends: u32,
+    /// How often a link says that it lives. A quarter of `silence_max` or less.
+    pub keepalive_interval: Duration,
+    /// A peer that was not heard for this long is taken for dead.
+    pub silence_max: Duration,
+    /// How long a newcomer may take to prove itself and bring its queue pair up.
+    pub handshake_max: Duration,
+}
+
+impl VerbsOptions {
+    /// For one way of using queue pairs.
+    pub fn of(profile: Profile) -> Self {
+        let (chunk_bytes, receives, sends) = match profile {
+            Profile::Uc => (16 * 1024, 128, 64),
+            Profile::Rc => (32 * 1024, 64, 32),
+        };
+        Self {
+            profile,
+            listen: Vec::new(),
+            chunk_bytes,
+            receives,
+            sends,
+            keepalive_interval: Duration::from_millis(300),
+            silence_max: Duration::from_millis(1500),
+            handshake_max: Duration::from_secs(2),
+        }
+    }
+}
+
+impl Default for VerbsOptions {
+    /// What this platform's devices can: 3 MiB of locked memory a link.
+    fn default() -> Self {
+        Self::of(Profile::native())
+    }
+}
+
+/// Links over RDMA adapters.
+pub struct VerbsProvider {
+    shared: Arc<Shared>,
+    running: Mutex<Running>,
+}
+
+/// What [`Provider::shutdown`] has to end.
+#[derive(Default)]
+struct Running {
+    listeners: Vec<Arc<TcpListener>>,
+    threads: Vec<Box<dyn Join>>,
+}
+
+struct Shared {
+    making: Making,
+    desk: Arc<Desk>,
+    listening: Vec<SocketAddr>,
+    links: Mutex<Vec<Weak<VerbsLink>>>,
+    newcomers: AtomicUsize,
+    stop: AtomicBool,
+    stopped: (Mutex<()>, Condvar),
+}
+
+impl VerbsProvider {
+    /// Starts to listen, with a desk of its own.
+    ///
+    /// # Errors
+    /// [`StartError::NoDevices`] on a machine that has none; others if an address cannot be had or a thread not be started.
+    pub fn new(effects: Effects, options: VerbsOptions) -> Result<Self, StartError> {
+        let desk = Desk::new(KIND, Arc::clone(&effects.clock));
+        Self::with_desk(effects, options, desk)
+    }
+
+    /// Starts to listen for peers whose tickets are those of `desk`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_desk(effects: Effects, options: VerbsOptions, desk: Arc<Desk>) -> Result<Self, StartError> {
+        Self::with_devices(effects, options, desk, ffi::devices()?)
+    }
+
+    fn with_devices(effects: Effects, options: VerbsOptions, desk: Arc<Desk>, devices: Devices) -> Result<Self, StartError> {
+        let mut listeners = Vec::new();
+        if options.listen.is_empty() {
+            let any = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)), SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))];
+            // One socket for both families; where there is no IPv6, the other family alone.
+            let listener = TcpListener::bind(&any[..]).map_err(|source| StartError::Listen { address: any[1], source })?;
+            listeners.push(Arc::new(listener));
+        }
+        for address in &options.listen {
+            let listener = TcpListener::bind(address).map_err(|source| StartError::Listen { address: *address, source })?;
+            listeners.push(Arc::new(listener));
+        }
+        let mut listening = Vec::new();
+        for listener in &listeners {
+            let unknown = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+            listening.push(listener.local_addr().map_err(|source| StartError::Listen { address: unknown, source })?);
+        }
+        let keepalive_interval = options.keepalive_interval.max(Duration::from_millis(1));
+        let places = devices.into_iter().map(|device| Place { device, seats: Seats::default() }).collect();
+        let shared = Arc::new(Shared {
+            making: Making { effects: effects.clone(), options, places },
+            desk,
+            listening,
+            links: Mutex::default(),
+            newcomers: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            stopped: Default::default(),
+        });
+        // From here on dropping the provider ends what has been started.
+        let provider = Self { shared: Arc::clone(&shared), running: Mutex::default() };
+        let mut running = lock(&provider.running);
+        for listener in listeners {
+            let (taking, listens) = (Arc::clone(&shared), Arc::clone(&listener));
+            running.listeners.push(listener);
+            let accept = effects.spawner.thread("verbs accept".to_owned(), Box::new(move || taking.take_in(&listens)));
+            running.threads.push(accept.map_err(StartError::Thread)?);
+        }
+        let beating = effects.spawner.thread("verbs keep-alive".to_owned(), Box::new(move || shared.keep_alive(keepalive_interval)));
+        running.threads.push(beating.map_err(StartError::Thread)?);
+        drop(running);
+        Ok(provider)
+    }
+
+    /// The devices' names and what is plugged into them now, for people.
+    pub fn devices(&self) -> Vec<String> {
+        let describe = |place: &Place| match place.device.port() {
+            Ok(port) if port.active => format!("{} at {:?}", place.device.name(), port.gids.iter().map(|(_, gid)| gid).collect::<Vec<_>>()),
+            Ok(_) => format!("{} with nothing plugged in", place.device.name()),
+            Err(error) => format!("{}: {error}", place.device.name()),
+        };
+        self.shared.making.places.iter().map(describe).collect()
+    }
+
+    /// What exists on the devices, of all links of this provider that have not been dropped.
+    pub fn in_use(&self) -> InUse {
+        self.shared.making.places.iter().map(|place| place.device.in_use()).sum()
+    }
+}
+
+impl Shared {
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Waits, at most for `wait`, unless the provider stops.
+    fn pause(&self, wait: Duration) {
+        let waiting = lock(&self.stopped.0);
+        if !self.is_stopped() {
+            drop(self.stopped.1.wait_timeout(waiting, wait));
+        }
+    }
+
+    /// Hands newcomers to threads of their own until the provider stops.
+    fn take_in(self: Arc<Self>, listener: &TcpListener) {
+        while !self.is_stopped() {
+            match listener.accept() {
+                Ok((stream, _)) if !self.is_stopped() => self.hear(stream),
+                Ok(_) => return,
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(error) => {
+                    // Most likely the process has no descriptors left; asking again at once would only burn time.
+                    tracing::warn!(%error, "cannot take in connections for verbs links");
+                    self.pause(Duration::from_millis(50));
+                }
+            }
+        }
+    }
+
+    fn hear(self: &Arc<Self>, stream: TcpStream) {
+        while self.newcomers.load(Ordering::Acquire) >= NEWCOMERS_MAX {
+            if self.is_stopped() {
+                return;
+            }
+            self.pause(Duration::from_millis(1));
+        }
+        self.newcomers.fetch_add(1, Ordering::AcqRel);
+        let hearing = Arc::clone(self);
+        let body = move || {
+            hearing.making.answer(stream, &hearing.desk, &|link| hearing.keep(link));
+            hearing.newcomers.fetch_sub(1, Ordering::AcqRel);
+        };
+        if let Err(error) = self.making.effects.spawner.thread("verbs newcomer".to_owned(), Box::new(body)) {
+            tracing::warn!(%error, "cannot hear a newcomer for verbs links");
+            self.newcomers.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Notes a link, so that it is kept alive and ends with the provider.
+    fn keep(&self, link: &Arc<VerbsLink>) {
+        let mut links = lock(&self.links);
+        links.retain(|known| known.strong_count() > 0);
+        links.push(Arc::downgrade(link));
+        drop(links);
+        // Whoever stopped the provider in the meantime has not seen this link.
+        if self.is_stopped() {
+            link.close(CloseReason::Local);
+        }
+    }
+
+    fn living(&self) -> Vec<Arc<VerbsLink>> {
+        let links: Vec<_> = lock(&self.links).iter().filter_map(Weak::upgrade).collect();
+        links.into_iter().filter(|link| !link.has_ended()).collect()
+    }
+
+    fn keep_alive(&self, interval: Duration) {
+        while !self.is_stopped() {
+            for link in self.living() {
+                link.beat();
+            }
+            self.pause(interval);
+        }
+    }
+}
+
+impl Provider for VerbsProvider {
+    fn kind(&self) -> ProviderKind {
+        KIND
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { one_sided: false, remote: true, message_bytes_max: u32::MAX, rtt_guess_ns: 15_000 }
+    }
+
+    fn endpoints(&self) -> Vec<Endpoint> {
+        let addresses = self.shared.making.addresses();
+        let at = |bound: &SocketAddr| -> Vec<Endpoint> {
+            let reached = |ip: &&IpAddr| if bound.ip().is_unspecified() { ip.is_ipv4() || bound.is_ipv6() } else { **ip == bound.ip() };
+            addresses.iter().filter(reached).map(|ip| Endpoint::Verbs { address: SocketAddr::new(*ip, bound.port()) }).collect()
+        };
+        self.shared.listening.iter().flat_map(at).collect()
+    }
+
+    fn expect(&self, ticket: &Ticket, options: LinkOptions) -> Result<Expected, ExpectError> {
+        self.shared.desk.expect(ticket, options)
+    }
+
+    fn dial(&self, endpoint: &Endpoint, ticket: &Ticket, options: LinkOptions, deadline: Instant) -> Result<Arc<dyn Link>, DialError> {
+        let Endpoint::Verbs { address } = *endpoint else {
+            return Err(DialError::Endpoint { provider: KIND, endpoint: *endpoint });
+        };
+        if self.shared.is_stopped() {
+            return Err(DialError::Stopped(KIND));
+        }
+        let fixed = |bound: &&SocketAddr| !bound.ip().is_unspecified() && bound.is_ipv4() == address.is_ipv4();
+        let from = self.shared.listening.iter().find(fixed).map(SocketAddr::ip);
+        let link = self.shared.making.dial(address, from, ticket, options, deadline)?;
+        self.shared.keep(&link);
+        if link.has_ended() && self.shared.is_stopped() {
+            return Err(DialError::Stopped(KIND));
+        }
+        Ok(link)
+    }
+
+    fn shutdown(&self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.desk.stop();
+        drop(lock(&self.shared.stopped.0));
+        self.shared.stopped.1.notify_all();
+        let Running { listeners, threads } = std::mem::take(&mut *lock(&self.running));
+        for listener in &listeners {
+            wake(listener);
+        }
+        drop(listeners);
+        for thread in threads {
+            thread.join();
+        }
+        for link in self.shared.living() {
+            link.close(CloseReason::Local);
+        }
+    }
+}
+
+/// Gets a thread out of `accept`: by closing the socket where that helps, by a visit where it does not.
+fn wake(listener: &TcpListener) {
+    drop(SockRef::from(listener).shutdown(Shutdown::Both));
+    if let Ok(mut address) = listener.local_addr() {
+        if address.ip().is_unspecified() {
+            address.set_ip(if address.is_ipv6() { IpAddr::from(Ipv6Addr::LOCALHOST) } else { IpAddr::from(Ipv4Addr::LOCALHOST) });
+        }
+        drop(TcpStream::connect_timeout(&address, Duration::from_millis(500)));
+    }
+}
+
+impl Drop for VerbsProvider {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl fmt::Debug for VerbsProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VerbsProvider")
+            .field("profile", &self.shared.making.options.profile)
+            .field("devices", &self.shared.making.places.iter().map(|place| place.device.name()).collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}
