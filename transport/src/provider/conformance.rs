@@ -7,7 +7,6 @@ use super::memory::{MemoryFabric, MemoryProvider, Shape};
 #[cfg(target_os = "linux")]
 use super::shm::{ShmOptions, ShmProvider};
 use super::tcp::{Encryption, TcpOptions, TcpProvider};
-use super::tcp::{TcpOptions, TcpProvider};
 #[cfg(target_os = "linux")]
 use super::verbs::{Profile, VerbsOptions, apple::AppleFabric, guest};
 use super::{AcceptError, DialError, Endpoint, ExpectError, Provider, Ticket};
