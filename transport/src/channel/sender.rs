@@ -194,6 +194,12 @@ impl Sender {
         self.half.state().sender.as_ref().map(SenderMachine::fence).unwrap_or_default()
     }
 
+    /// How many messages were taken under this fence, which is the number of the next one. After [`SendError::Broken`] it says whether the
+    /// message was taken, and will be repeated on the next link, or has to be sent again.
+    pub fn taken(&self) -> u64 {
+        self.half.state().sender.as_ref().map_or(0, |machine| machine.unacked().end)
+    }
+
     /// How many messages are sent and not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
         self.half.state().sender.as_ref().map_or(0, |machine| machine.unacked().end - machine.unacked().start)

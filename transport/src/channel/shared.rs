@@ -25,9 +25,11 @@ const GRANT_RETRY: Duration = Duration::from_millis(10);
 /// How long nobody of the user has received before the pump does.
 const PUMP_REST: Duration = Duration::from_millis(10);
 
-/// How long the pump receives before it looks whether a user wants to, where the link cannot call it off; and where it can.
+/// How long the pump receives before it looks whether a user wants to, where the link cannot call it off.
 const PUMP_LOOK: Duration = Duration::from_millis(50);
-const PUMP_LONG: Duration = Duration::from_secs(3600);
+
+/// How long the pump receives or sleeps before it looks whether there is anything else to do.
+const PUMP_LONG: Duration = Duration::from_secs(1);
 
 /// The receiving end's messages and slots.
 pub(super) struct Inbox {
