@@ -191,6 +191,27 @@ fn cut_links(exchange: &Exchange, seed: u64, count: u64) -> u32 {
     })
 }
 
+#[test]
+fn a_half_that_comes_late_does_not_take_the_channel_back_to_an_old_link() {
+    let effects = effects();
+    let exchange = Exchange::new(effects.clone(), shm(&effects, 4096), shm(&effects, 4096));
+    let [near, far] = [0, 1].map(|side| exchange.next(side, None));
+    let (mut sender, mut receiver) = duplex(Arc::clone(&near), Fence::default(), OPTIONS, &effects).unwrap();
+    let (mut back, mut there) = duplex(Arc::clone(&far), Fence::default(), OPTIONS, &effects).unwrap();
+    near.close(CloseReason::Local);
+    let [next_near, next_far] = [exchange.next(0, Some(&near)), exchange.next(1, Some(&far))];
+    there.relink(&next_far).unwrap();
+    sender.relink(&next_near, soon(&effects)).unwrap();
+    // The other halves have moved along.
+    receiver.relink(&near).unwrap();
+    back.relink(&far, soon(&effects)).unwrap();
+    assert_eq!(next_near.health().closed, None);
+    sender.send(1, &[b"there"], soon(&effects)).unwrap();
+    assert_eq!(there.recv(soon(&effects)).unwrap().payload(), b"there");
+    back.send(1, &[b"and back"], soon(&effects)).unwrap();
+    assert_eq!(receiver.recv(soon(&effects)).unwrap().payload(), b"and back");
+}
+
 fn shm(effects: &Effects, ring_bytes: usize) -> Box<dyn Provider> {
     let patience = Duration::from_secs(60);
     let options = ShmOptions { ring_bytes, silence_max: patience, handshake_max: patience, ..ShmOptions::default() };

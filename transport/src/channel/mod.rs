@@ -22,7 +22,8 @@
 //! for it. Where none has waited for a while, a thread of the channel does so, so that grants are taken and keep-alives
 //! answered whatever the user is at.
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod faults;
 mod grant;
 pub mod machine;

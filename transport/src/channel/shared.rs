@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use super::machine::{ReceiverMachine, SenderMachine};
@@ -56,6 +56,8 @@ pub(super) struct State {
     pub(super) turn: Turn,
     /// Where frames are received. Whoever has the turn has it.
     landing: Option<Landing>,
+    /// Links that the channel was on, as long as somebody has them.
+    left: Vec<Weak<dyn Link>>,
 }
 
 impl State {
@@ -150,7 +152,7 @@ impl Shared {
             ahead: None,
         });
         let sender = sends.then(|| SenderMachine::new(fence, window, options.slot_bytes));
-        let state = State { link, sender, inbox, broken: None, turn: Turn::new(), landing: Some(landing) };
+        let state = State { link, sender, inbox, broken: None, turn: Turn::new(), landing: Some(landing), left: Vec::new() };
         let shared = Arc::new(Self {
             effects: effects.clone(),
             state: Mutex::new(state),
@@ -179,13 +181,15 @@ impl Shared {
         link.close(CloseReason::Local);
     }
 
-    /// Puts the channel onto another link, unless it is on that one already.
+    /// Puts the channel onto another link, unless it is on that one, or has left it: where both halves are put onto links, one may come
+    /// late, and what is left on an old link must not arrive after what came on a newer one.
     pub(super) fn relink(&self, link: &Arc<dyn Link>) {
         let mut state = self.state();
         while state.turn.is_replacing() {
             state = sleep_on(&self.relink, state, NAP);
         }
-        if Arc::ptr_eq(&state.link, link) {
+        let is_left = state.left.iter().any(|left| std::ptr::addr_eq(left.as_ptr(), Arc::as_ptr(link)));
+        if Arc::ptr_eq(&state.link, link) || is_left {
             return;
         }
         // Rule: nothing of the old link may arrive once the new one is in use, so nobody may be receiving from it. Who does so returns,
@@ -198,6 +202,8 @@ impl Shared {
         while state.turn.is_held() {
             state = sleep_on(&self.relink, state, NAP);
         }
+        state.left.retain(|left| left.strong_count() > 0);
+        state.left.push(Arc::downgrade(&old));
         state.link = Arc::clone(link);
         if let Some(landing) = &mut state.landing {
             landing.link = Arc::clone(link);

@@ -104,7 +104,16 @@ impl Patience {
     fn over(&mut self, wait: &Wait, clock: &dyn Clock) {
         let Some(slept) = wait.slept else { return };
         let worth = clock.now().since(slept) < WORTH_SPINNING;
-        self.spins = if worth { (self.spins * 4).min(SPINS_MAX) } else { (self.spins / 2).max(SPINS_MIN) };
+        if worth {
+            self.spins = (self.spins * 4).min(SPINS_MAX);
+        } else {
+            self.shorten();
+        }
+    }
+
+    /// Spinning was for nothing.
+    fn shorten(&mut self) {
+        self.spins = (self.spins / 2).max(SPINS_MIN);
     }
 }
 
@@ -351,7 +360,10 @@ impl ShmLink {
                 let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
                 return Err(self.end(CloseReason::Silent { silence_ms }).into());
             }
-            let Some(nap) = nap(now, deadline) else { return Err(RecvError::Deadline) };
+            let Some(nap) = nap(now, deadline) else {
+                receiving.patience.shorten();
+                return Err(RecvError::Deadline);
+            };
             if may_be_called_off && self.called_off.swap(false, Ordering::AcqRel) {
                 return Err(RecvError::Deadline);
             }
