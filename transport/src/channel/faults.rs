@@ -22,6 +22,9 @@ use crate::testing::{effects, soon};
 
 const OPTIONS: ChannelOptions = ChannelOptions { slot_bytes: 40_000, slots: 4 };
 
+/// Links that are cut in one run.
+const CUTS_MAX: u32 = 60;
+
 /// SplitMix64: chance that a seed gives again.
 struct Chance(u64);
 
@@ -98,10 +101,11 @@ impl Exchange {
         }
     }
 
-    /// Cuts whatever link is the newest, at a random end, again and again.
+    /// Cuts whatever link is the newest, at a random end, again and again; but not for ever, because on a busy machine links are cut
+    /// faster than they are made.
     fn cut(&self, mut chance: Chance) -> u32 {
         let mut cuts = 0;
-        while !self.over.load(Ordering::Acquire) {
+        while cuts < CUTS_MAX && !self.over.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_micros(chance.below(6_000)));
             if let Some(links) = &*lock(&self.newest) {
                 cuts += u32::from(links[0].health().closed.is_none());
