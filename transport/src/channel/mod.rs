@@ -17,18 +17,23 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The protocol is [`machine`], which simulations and tests drive by hand; around it, a thread for each link takes frames
-//! from the link into slots (the only place where the link is received from, so keep-alives are always answered), while
-//! [`Sender`] and [`Receiver`] belong to the threads that use them.
+//! The protocol is [`machine`], which simulations and tests drive by hand. Around it, [`Sender`] and [`Receiver`] belong to the
+//! threads that use them, and a thread that waits in one of them takes frames off the link itself (`turn`): nobody has to be woken
+//! for it. Where none has waited for a while, a thread of the channel does so, so that grants are taken and keep-alives
+//! answered whatever the user is at.
 
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod faults;
 mod grant;
 pub mod machine;
-mod pump;
 mod receiver;
 mod sender;
 mod shared;
+mod taking;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 use std::sync::{Arc, Weak};
 
@@ -77,7 +82,7 @@ pub enum OpenError {
         /// What the link carries.
         limit: usize,
     },
-    /// The link's thread could not be started.
+    /// The channel's thread could not be started.
     #[error("cannot start a thread for a tensor channel: {0}")]
     Thread(std::io::Error),
 }

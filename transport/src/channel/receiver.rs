@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::machine::{Counters, RearmError, ReceiverMachine};
-use super::shared::{Half, Inbox};
+use super::shared::{Half, Patience};
 use super::{Broken, ChannelCloser};
 use crate::env::Instant;
 use crate::frame::{Fence, FrameHeader, HEADER_BYTES};
@@ -93,30 +93,28 @@ impl Receiver {
     /// # Errors
     /// [`RecvError`].
     pub fn recv(&mut self, deadline: Instant) -> Result<Received<'_>, RecvError> {
-        self.give_back();
         let mut state = self.half.state();
+        if let (Some((_, slot)), Some(inbox)) = (self.held.take(), &mut state.inbox) {
+            inbox.take_back(slot);
+        }
         loop {
-            let broken = state.broken.clone();
             let Some(inbox) = &mut state.inbox else { return Err(Broken::Direction.into()) };
             if let Some(message) = inbox.ready.pop_front() {
+                let due = inbox.machine.grant_due();
                 drop(state);
+                // Where there is a message already, the sender may be waiting for credit.
+                if due {
+                    self.half.send_due_grant(Patience::Some);
+                }
                 return Ok(look(self.held.insert(message)));
             }
             if let Some(theirs) = inbox.ahead.take() {
                 return Err(RecvError::Ahead { armed: inbox.machine.fence(), theirs });
             }
-            if let Some(broken) = broken {
-                return Err(broken.into());
+            if let Some(broken) = &state.broken {
+                return Err(broken.clone().into());
             }
-            if inbox.machine.grant_due() {
-                drop(state);
-                self.half.send_due_grant(true);
-                state = self.half.state();
-                let arrived = state.broken.is_some() || state.inbox.as_ref().is_some_and(|inbox| !inbox.ready.is_empty());
-                if arrived {
-                    continue;
-                }
-            }
+            // A grant that is due goes out before the wait.
             state = self.half.wait_arrived(state, deadline).ok_or(RecvError::Deadline)?;
         }
     }
@@ -125,15 +123,14 @@ impl Receiver {
     pub fn give_back(&mut self) {
         let Some((_, slot)) = self.held.take() else { return };
         let due = match &mut self.half.state().inbox {
-            Some(Inbox { machine, free, .. }) => {
-                free.push(slot);
-                machine.release();
-                machine.grant_due()
+            Some(inbox) => {
+                inbox.take_back(slot);
+                inbox.machine.grant_due()
             }
             None => false,
         };
         if due {
-            self.half.send_due_grant(true);
+            self.half.send_due_grant(Patience::Some);
         }
     }
 
@@ -149,7 +146,7 @@ impl Receiver {
             inbox.ahead = inbox.ahead.filter(|ahead| ahead.supersedes(&fence));
         }
         drop(state);
-        self.half.send_due_grant(true);
+        self.half.send_due_grant(Patience::Some);
         Ok(())
     }
 
@@ -157,9 +154,10 @@ impl Receiver {
     /// still on its way on it can arrive. Where both directions share the link, the other half moves along.
     ///
     /// # Errors
-    /// The operating system's, if the link's thread cannot be started.
+    /// None today: the channel's thread goes on.
     pub fn relink(&mut self, link: &Arc<dyn Link>) -> std::io::Result<()> {
-        self.half.relink(link)
+        self.half.relink(link);
+        Ok(())
     }
 
     /// The fence that this end is armed with.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::machine::{Admission, Counters, RearmError};
+use super::machine::{Admission, Counters, RearmError, SenderMachine};
 use super::shared::{Half, slots};
 use super::{Broken, ChannelCloser, ChannelOptions};
 use crate::env::Instant;
-use crate::frame::{Fence, HEADER_BYTES, payload_crc};
+use crate::frame::{Fence, FrameHeader, HEADER_BYTES, payload_crc};
 use crate::link::{self, Link, LinkHealth};
 use crate::region::{RegionError, Slot};
 
@@ -67,6 +67,19 @@ pub(super) fn sender_slots(options: ChannelOptions) -> Result<Vec<Slot>, RegionE
     slots(usize::from(options.slots.max(1)), options.slot_bytes)
 }
 
+/// Pieces of a message that are handed to the link as they lie.
+const PIECES_MAX: usize = 8;
+
+/// Puts a message into the slot where it stays until it is acknowledged.
+fn keep(slot: &mut Slot, header: &[u8; HEADER_BYTES], parts: &[&[u8]]) {
+    let mut rest = slot.as_mut_slice();
+    for part in std::iter::once(&header[..]).chain(parts.iter().copied()) {
+        let (to, after) = rest.split_at_mut(part.len());
+        to.copy_from_slice(part);
+        rest = after;
+    }
+}
+
 impl Sender {
     pub(super) fn new(half: Half, slots: Vec<Slot>) -> Self {
         let link = Arc::clone(&half.state().link);
@@ -89,29 +102,30 @@ impl Sender {
     /// [`SendError`].
     pub fn send_flagged(&mut self, kind: u8, flags: u8, parts: &[&[u8]], deadline: Instant) -> Result<(), SendError> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
-        let (place, header, link) = loop {
-            let sequence = self.wait_admitted(bytes, deadline)?;
-            let place = self.place(sequence);
-            let payload = &mut self.slots[place].as_mut_slice()[HEADER_BYTES..];
-            let mut at = 0;
-            for part in parts {
-                payload[at..at + part.len()].copy_from_slice(part);
-                at += part.len();
-            }
-            let crc32c = payload_crc(&[&payload[..bytes]]);
-            let mut state = self.half.state();
-            let current = Arc::clone(&state.link);
-            let Some(machine) = &mut state.sender else { return Err(Broken::Direction.into()) };
-            // Another thread may have put the channel onto another link meanwhile.
-            if machine.admit(bytes) == Admission::Now && Arc::ptr_eq(&current, &self.link) {
-                // Admission has compared the length with a u32.
-                break (place, machine.commit(kind, flags, u32::try_from(bytes).unwrap_or(u32::MAX), crc32c), current);
-            }
+        let crc32c = payload_crc(parts);
+        let header = self.admitted(bytes, deadline, |machine, length| machine.commit(kind, flags, length, crc32c))?;
+        let place = self.place(header.sequence);
+        let encoded = header.encode();
+        let mut urged = false;
+        let mut blocked = || {
+            self.half.urge();
+            urged = true;
         };
-        let message = self.slots[place].as_mut_slice();
-        message[..HEADER_BYTES].copy_from_slice(&header.encode());
+        // The bytes go out first and are kept afterwards, while the peer is at them.
+        let mut pieces: [&[u8]; PIECES_MAX] = [&[]; PIECES_MAX];
+        let sent = if parts.len() < PIECES_MAX {
+            pieces[0] = &encoded;
+            pieces[1..=parts.len()].copy_from_slice(parts);
+            let sent = self.link.send_or_tell(&pieces[..=parts.len()], deadline, &mut blocked);
+            keep(&mut self.slots[place], &encoded, parts);
+            sent
+        } else {
+            keep(&mut self.slots[place], &encoded, parts);
+            self.link.send_or_tell(&[&self.slots[place].as_slice()[..HEADER_BYTES + bytes]], deadline, &mut blocked)
+        };
         self.lengths[place] = HEADER_BYTES + bytes;
-        match link.send(&[&message[..HEADER_BYTES + bytes]], deadline) {
+        self.half.sent(urged);
+        match sent {
             Ok(()) => Ok(()),
             Err(link::SendError::Closed(reason)) => Err(self.half.state().broken.clone().unwrap_or(Broken::Link(reason)).into()),
             Err(other) => {
@@ -171,13 +185,19 @@ impl Sender {
     /// # Errors
     /// [`RelinkError`].
     pub fn relink(&mut self, link: &Arc<dyn Link>, deadline: Instant) -> Result<(), RelinkError> {
-        self.half.relink(link).map_err(RelinkError::Thread)?;
+        self.half.relink(link);
         Ok(self.catch_up(deadline)?)
     }
 
     /// The fence that this end is armed with.
     pub fn fence(&self) -> Fence {
-        self.half.state().sender.as_ref().map(super::machine::SenderMachine::fence).unwrap_or_default()
+        self.half.state().sender.as_ref().map(SenderMachine::fence).unwrap_or_default()
+    }
+
+    /// How many messages were taken under this fence, which is the number of the next one. After [`SendError::Broken`] it says whether the
+    /// message was taken, and will be repeated on the next link, or has to be sent again.
+    pub fn taken(&self) -> u64 {
+        self.half.state().sender.as_ref().map_or(0, |machine| machine.unacked().end)
     }
 
     /// The number that the next message gets. One that has a number is kept, and repeated on other links.
@@ -192,7 +212,7 @@ impl Sender {
 
     /// What was counted at this end.
     pub fn counters(&self) -> Counters {
-        self.half.state().sender.as_ref().map(super::machine::SenderMachine::counters).unwrap_or_default()
+        self.half.state().sender.as_ref().map(SenderMachine::counters).unwrap_or_default()
     }
 
     /// What the link knows of itself.
@@ -211,13 +231,19 @@ impl Sender {
         usize::try_from(sequence % self.slots.len().max(1) as u64).unwrap_or(0)
     }
 
-    /// Waits until a message of this length may be sent, and gives its sequence number.
-    fn wait_admitted(&mut self, bytes: usize, deadline: Instant) -> Result<u64, SendError> {
+    /// Waits until a message of this length may be sent, and takes its number.
+    fn admitted(
+        &mut self,
+        bytes: usize,
+        deadline: Instant,
+        commit: impl FnOnce(&mut SenderMachine, u32) -> FrameHeader,
+    ) -> Result<FrameHeader, SendError> {
         loop {
-            self.catch_up(deadline)?;
             let mut state = self.half.state();
             loop {
                 if !Arc::ptr_eq(&state.link, &self.link) {
+                    drop(state);
+                    self.catch_up(deadline)?;
                     break;
                 }
                 if let Some(broken) = &state.broken {
@@ -225,7 +251,8 @@ impl Sender {
                 }
                 let Some(machine) = &mut state.sender else { return Err(Broken::Direction.into()) };
                 match machine.admit(bytes) {
-                    Admission::Now => return Ok(machine.unacked().end),
+                    // Admission has compared the length with a u32.
+                    Admission::Now => return Ok(commit(machine, u32::try_from(bytes).unwrap_or(u32::MAX))),
                     Admission::Wait => {}
                     Admission::Probe => {
                         let probe = machine.probe().encode();

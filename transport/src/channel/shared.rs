@@ -1,22 +1,35 @@
-//! What the two halves of a channel and the link's thread have in common.
+//! What the two halves of a channel and its pump have in common.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use super::machine::{ReceiverMachine, SenderMachine};
-use super::pump::Pump;
+use super::taking::{Landing, Taken};
+use super::turn::{self, Bench, Shell, Side, Sleep, Took, Turn};
 use super::{Broken, ChannelOptions, GRANT_BYTES, OpenError};
 use crate::Effects;
 use crate::env::{Instant, Join};
 use crate::frame::{Fence, FrameHeader, HEADER_BYTES};
-use crate::link::{self, CloseReason, Link, lock, nap};
+use crate::link::{self, CloseReason, Link, NAP, lock, nap};
 use crate::region::{Region, RegionError, Slot};
 
 /// How long a grant may wait for the sending half of a busy link before something else is done first.
 const GRANT_WAIT: Duration = Duration::from_millis(20);
+
+/// How soon to try again to send a grant that a busy link did not take.
+const GRANT_RETRY: Duration = Duration::from_millis(10);
+
+/// How long nobody of the user has received before the pump does.
+const PUMP_REST: Duration = Duration::from_millis(10);
+
+/// How long the pump receives before it looks whether a user wants to, where the link cannot call it off.
+const PUMP_LOOK: Duration = Duration::from_millis(50);
+
+/// How long the pump receives or sleeps before it looks whether there is anything else to do.
+const PUMP_LONG: Duration = Duration::from_secs(1);
 
 /// The receiving end's messages and slots.
 pub(super) struct Inbox {
@@ -27,17 +40,30 @@ pub(super) struct Inbox {
     pub(super) ahead: Option<Fence>,
 }
 
+impl Inbox {
+    /// The user gives the slot of the oldest message that it holds back.
+    pub(super) fn take_back(&mut self, slot: Slot) {
+        self.free.push(slot);
+        self.machine.release();
+    }
+}
+
 pub(super) struct State {
     pub(super) link: Arc<dyn Link>,
     pub(super) sender: Option<SenderMachine>,
     pub(super) inbox: Option<Inbox>,
     pub(super) broken: Option<Broken>,
+    pub(super) turn: Turn,
+    /// Where frames are received. Whoever has the turn has it.
+    landing: Option<Landing>,
+    /// Links that the channel was on, as long as somebody has them.
+    left: Vec<Weak<dyn Link>>,
 }
 
-/// The link's thread, and the slot that it receives into.
-struct Running {
-    thread: Option<Box<dyn Join>>,
-    landing: Option<Slot>,
+impl State {
+    fn grant_due(&self) -> bool {
+        self.inbox.as_ref().is_some_and(|inbox| inbox.machine.grant_due())
+    }
 }
 
 pub(super) struct Shared {
@@ -47,9 +73,15 @@ pub(super) struct Shared {
     arrived: Condvar,
     /// Something was granted, or broke.
     credited: Condvar,
-    running: Mutex<Running>,
+    /// For the pump.
+    pump: Condvar,
+    /// Nobody receives from the old link any more, or there is a new one.
+    relink: Condvar,
+    thread: Mutex<Option<Box<dyn Join>>>,
     /// Held while a grant is drawn up and sent, so that grants go out in order.
     granting: Mutex<()>,
+    /// A grant was not sent because this end's sender uses the link.
+    grant_waits: AtomicBool,
     halves: AtomicUsize,
 }
 
@@ -61,7 +93,16 @@ pub(super) enum Directions {
     Both,
 }
 
-/// A half's hold on the channel; the last one ends the link and waits for its thread.
+/// How long to wait for the sending half of a link for a grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// A little.
+    Some,
+    /// Not at all: who receives must not wait for the sending half, for the peer's may be waiting for it to receive.
+    None,
+}
+
+/// A half's hold on the channel; the last one ends the link and waits for the pump.
 pub(super) struct Half(Arc<Shared>);
 
 impl Half {
@@ -99,54 +140,39 @@ impl Shared {
         if sends && needed > limit {
             return Err(OpenError::Link { slot_bytes: options.slot_bytes, needed, limit });
         }
-        // One slot more than is granted: the one that the link's thread receives into.
-        let landing_bytes = options.slot_bytes.max(GRANT_BYTES as u32);
-        let (inbox, landing) = if receives {
-            let mut free = slots(usize::from(window) + 1, landing_bytes)?;
-            let landing = free.pop();
-            let machine = ReceiverMachine::new(fence, window, options.slot_bytes);
-            let ready = VecDeque::with_capacity(usize::from(window) + 1);
-            (Some(Inbox { machine, ready, free, ahead: None }), landing)
-        } else {
-            (None, slots(1, GRANT_BYTES as u32)?.pop())
-        };
+        // One slot more than is granted: the one that is received into.
+        let landing_bytes = if receives { options.slot_bytes.max(GRANT_BYTES as u32) } else { GRANT_BYTES as u32 };
+        let mut free = slots(if receives { usize::from(window) + 1 } else { 1 }, landing_bytes)?;
+        let absurd = OpenError::Memory(RegionError::Size { count: 0, bytes: 0 });
+        let landing = Landing::new(free.pop().ok_or(absurd)?, Arc::clone(&link), receives.then_some(options.slot_bytes));
+        let inbox = receives.then(|| Inbox {
+            machine: ReceiverMachine::new(fence, window, options.slot_bytes),
+            ready: VecDeque::with_capacity(usize::from(window) + 1),
+            free,
+            ahead: None,
+        });
         let sender = sends.then(|| SenderMachine::new(fence, window, options.slot_bytes));
+        let state = State { link, sender, inbox, broken: None, turn: Turn::new(), landing: Some(landing), left: Vec::new() };
         let shared = Arc::new(Self {
             effects: effects.clone(),
-            state: Mutex::new(State { link, sender, inbox, broken: None }),
+            state: Mutex::new(state),
             arrived: Condvar::new(),
             credited: Condvar::new(),
-            running: Mutex::new(Running { thread: None, landing }),
+            pump: Condvar::new(),
+            relink: Condvar::new(),
+            thread: Mutex::new(None),
             granting: Mutex::new(()),
+            grant_waits: AtomicBool::new(false),
             halves: AtomicUsize::new(1),
         });
         let half = Half(shared);
-        half.start_pump().map_err(OpenError::Thread)?;
+        // What a receiving end grants at first goes out at once, while there is certainly room.
+        half.send_due_grant(Patience::Some);
+        let pump = Arc::clone(&half);
+        let body = move || turn::pump(&*pump, pump.state());
+        let thread = effects.spawner.thread("tensor link".to_owned(), Box::new(body)).map_err(OpenError::Thread)?;
+        *lock(&half.thread) = Some(thread);
         Ok(half)
-    }
-
-    fn start_pump(self: &Arc<Self>) -> std::io::Result<()> {
-        let link = Arc::clone(&self.state().link);
-        let mut running = lock(&self.running);
-        let landing = running.landing.take().ok_or_else(|| std::io::Error::other("the thread before it failed"))?;
-        let pump = Pump::new(Arc::clone(self), link, landing);
-        let started = self.effects.spawner.thread("tensor link".to_owned(), Box::new(move || pump.run()))?;
-        running.thread = Some(started);
-        Ok(())
-    }
-
-    /// Ends the link and waits for its thread.
-    fn stop_pump(&self) {
-        self.close();
-        let thread = lock(&self.running).thread.take();
-        if let Some(thread) = thread {
-            thread.join();
-        }
-    }
-
-    /// Takes a landing slot back from a thread that ends.
-    pub(super) fn return_landing(&self, landing: Slot) {
-        lock(&self.running).landing = Some(landing);
     }
 
     /// Ends the present link.
@@ -155,15 +181,33 @@ impl Shared {
         link.close(CloseReason::Local);
     }
 
-    /// Puts the channel onto another link, unless it is on that one already.
-    pub(super) fn relink(self: &Arc<Self>, link: &Arc<dyn Link>) -> std::io::Result<()> {
-        if Arc::ptr_eq(&self.state().link, link) {
-            return Ok(());
-        }
-        // Rule: nothing of the old link may arrive once the new one is in use, so its thread must be gone first.
-        self.stop_pump();
+    /// Puts the channel onto another link, unless it is on that one, or has left it: where both halves are put onto links, one may come
+    /// late, and what is left on an old link must not arrive after what came on a newer one.
+    pub(super) fn relink(&self, link: &Arc<dyn Link>) {
         let mut state = self.state();
+        while state.turn.is_replacing() {
+            state = sleep_on(&self.relink, state, NAP);
+        }
+        let is_left = state.left.iter().any(|left| std::ptr::addr_eq(left.as_ptr(), Arc::as_ptr(link)));
+        if Arc::ptr_eq(&state.link, link) || is_left {
+            return;
+        }
+        // Rule: nothing of the old link may arrive once the new one is in use, so nobody may be receiving from it. Who does so returns,
+        // because it ends.
+        state.turn.replace();
+        let old = Arc::clone(&state.link);
+        drop(state);
+        old.close(CloseReason::Local);
+        let mut state = self.state();
+        while state.turn.is_held() {
+            state = sleep_on(&self.relink, state, NAP);
+        }
+        state.left.retain(|left| left.strong_count() > 0);
+        state.left.push(Arc::downgrade(&old));
         state.link = Arc::clone(link);
+        if let Some(landing) = &mut state.landing {
+            landing.link = Arc::clone(link);
+        }
         state.broken = None;
         if let Some(sender) = &mut state.sender {
             sender.relink();
@@ -171,84 +215,193 @@ impl Shared {
         if let Some(inbox) = &mut state.inbox {
             inbox.machine.relink();
         }
+        state.turn.reopen();
         drop(state);
-        self.start_pump()
+        self.wake_all();
+        self.send_due_grant(Patience::Some);
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
-    /// Notes why the channel is of no use any more, and wakes everybody.
-    pub(super) fn break_with(&self, broken: Broken) {
-        self.state().broken.get_or_insert(broken);
-        self.arrived.notify_all();
-        self.credited.notify_all();
-    }
-
-    pub(super) fn notify_arrived(&self) {
-        self.arrived.notify_one();
-    }
-
-    pub(super) fn notify_credited(&self) {
-        self.credited.notify_one();
+    fn wake_all(&self) {
+        for bench in [&self.arrived, &self.credited, &self.pump, &self.relink] {
+            bench.notify_all();
+        }
     }
 
     /// Waits until something arrives; none if the deadline has passed.
     pub(super) fn wait_arrived<'a>(&'a self, state: MutexGuard<'a, State>, deadline: Instant) -> Option<MutexGuard<'a, State>> {
-        self.wait(&self.arrived, state, deadline)
+        self.wait(Side::Arrived, state, deadline)
     }
 
     /// Waits until something is granted; none if the deadline has passed.
     pub(super) fn wait_credited<'a>(&'a self, state: MutexGuard<'a, State>, deadline: Instant) -> Option<MutexGuard<'a, State>> {
-        self.wait(&self.credited, state, deadline)
+        self.wait(Side::Credited, state, deadline)
     }
 
-    fn wait<'a>(&'a self, on: &Condvar, state: MutexGuard<'a, State>, deadline: Instant) -> Option<MutexGuard<'a, State>> {
-        let wait = nap(self.effects.clock.now(), deadline)?;
-        Some(match on.wait_timeout(state, wait) {
-            Ok((state, _)) => state,
-            Err(poisoned) => poisoned.into_inner().0,
-        })
+    fn wait<'a>(&'a self, side: Side, state: MutexGuard<'a, State>, deadline: Instant) -> Option<MutexGuard<'a, State>> {
+        let (state, in_time) = turn::wait(self, state, side, deadline);
+        in_time.then_some(state)
+    }
+
+    /// A sender is about to sleep because its peer takes nothing: the peer may be doing the same, so somebody has to receive.
+    pub(super) fn urge(&self) {
+        if self.state().turn.urge() {
+            self.wake(Bench::Pump);
+        }
+    }
+
+    /// A sender is done. Sends the grant that could not be sent beside it.
+    pub(super) fn sent(&self, urged: bool) {
+        if urged {
+            self.state().turn.calm();
+        }
+        // Most of the time there is none, and looking costs less than taking it down.
+        if self.grant_waits.load(Ordering::Acquire) && self.grant_waits.swap(false, Ordering::AcqRel) {
+            self.send_due_grant(Patience::Some);
+        }
     }
 
     /// Sends a grant if one is due. `false` if it is still due, because the link is busy. A broken link is noticed elsewhere.
-    pub(super) fn send_due_grant(&self, patient: bool) -> bool {
+    pub(super) fn send_due_grant(&self, patience: Patience) -> bool {
         // Most of the time there is nothing to send, and the present state says so.
-        if !self.state().inbox.as_ref().is_some_and(|inbox| inbox.machine.grant_due()) {
+        if !self.state().grant_due() {
             return true;
         }
-        let granting = if patient {
-            Some(lock(&self.granting))
-        } else {
-            match self.granting.try_lock() {
-                Ok(granting) => Some(granting),
-                Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-                Err(std::sync::TryLockError::WouldBlock) => None,
-            }
+        let _granting = match patience {
+            Patience::Some => lock(&self.granting),
+            Patience::None => match self.granting.try_lock() {
+                Ok(granting) => granting,
+                Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(std::sync::TryLockError::WouldBlock) => return false,
+            },
         };
-        if granting.is_none() {
-            return false;
-        }
         let mut state = self.state();
         let link = Arc::clone(&state.link);
-        let Some(inbox) = &mut state.inbox else { return true };
-        if !inbox.machine.grant_due() {
-            return true;
-        }
+        let Some(inbox) = state.inbox.as_mut().filter(|inbox| inbox.machine.grant_due()) else { return true };
         let (header, payload) = inbox.machine.grant();
         drop(state);
-        let now = self.effects.clock.now();
-        let deadline = if patient { now + GRANT_WAIT } else { now };
-        match link.send(&[&header.encode(), &payload], deadline) {
-            Err(link::SendError::Deadline) => {
-                if let Some(inbox) = &mut self.state().inbox {
-                    inbox.machine.grant_failed();
+        let header = header.encode();
+        let send = |wait: Duration| link.send(&[&header, &payload], self.effects.after(wait));
+        let sent = match patience {
+            Patience::Some => send(GRANT_WAIT),
+            Patience::None => match send(Duration::ZERO) {
+                Err(link::SendError::Deadline) => {
+                    // Whoever sends looks at this afterwards; it may have just done so.
+                    self.grant_waits.store(true, Ordering::SeqCst);
+                    send(Duration::ZERO)
                 }
-                false
+                sent => sent,
+            },
+        };
+        if sent == Err(link::SendError::Deadline) {
+            if let Some(inbox) = &mut self.state().inbox {
+                inbox.machine.grant_failed();
             }
-            Ok(()) | Err(_) => true,
+            return false;
         }
+        true
+    }
+
+    /// Takes one frame off the link, if one comes in time.
+    fn take(&self, landing: &mut Landing, due: bool, deadline: Option<Instant>) -> Result<Taken, Took> {
+        let retry = due && !self.send_due_grant(Patience::None);
+        let mut until = match deadline {
+            Some(deadline) => deadline,
+            None if landing.link.calls_off() => self.effects.after(PUMP_LONG),
+            None => self.effects.after(PUMP_LOOK),
+        };
+        if retry {
+            until = until.min(self.effects.after(GRANT_RETRY));
+        }
+        match landing.link.recv(landing.slot.as_mut_slice(), until) {
+            Ok(bytes) => Ok(landing.look(bytes)),
+            Err(link::RecvError::Closed(reason)) => Ok(Taken::Broken(Broken::Link(reason))),
+            Err(link::RecvError::Deadline) => Err(match deadline {
+                // The link may have been asked to return early.
+                Some(deadline) if self.effects.clock.now() >= deadline => Took::Late,
+                _ => Took::Nothing,
+            }),
+        }
+    }
+}
+
+fn sleep_on<'a>(bench: &Condvar, state: MutexGuard<'a, State>, wait: Duration) -> MutexGuard<'a, State> {
+    match bench.wait_timeout(state, wait) {
+        Ok((state, _)) => state,
+        Err(poisoned) => poisoned.into_inner().0,
+    }
+}
+
+impl Shell for Shared {
+    type Deadline = Instant;
+    type Guard<'a> = MutexGuard<'a, State>;
+
+    fn turn<'g>(guard: &'g mut Self::Guard<'_>) -> &'g mut Turn {
+        &mut guard.turn
+    }
+
+    fn sleep<'a>(&'a self, state: Self::Guard<'a>, bench: Bench, sleep: Sleep<Instant>) -> (Self::Guard<'a>, bool) {
+        let wait = match sleep {
+            Sleep::Until(deadline) => match nap(self.effects.clock.now(), deadline) {
+                Some(wait) => wait,
+                None => return (state, false),
+            },
+            Sleep::Rest => PUMP_REST,
+            Sleep::Long => PUMP_LONG,
+        };
+        let bench = match bench {
+            Bench::User(Side::Arrived) => &self.arrived,
+            Bench::User(Side::Credited) => &self.credited,
+            Bench::Pump => &self.pump,
+            Bench::Relink => &self.relink,
+        };
+        (sleep_on(bench, state, wait), true)
+    }
+
+    fn wake(&self, bench: Bench) {
+        match bench {
+            Bench::User(Side::Arrived) => self.arrived.notify_one(),
+            Bench::User(Side::Credited) => self.credited.notify_one(),
+            Bench::Pump => self.pump.notify_one(),
+            Bench::Relink => self.relink.notify_all(),
+        }
+    }
+
+    fn receive<'a>(&'a self, mut state: Self::Guard<'a>, deadline: Option<Instant>) -> (Self::Guard<'a>, Took) {
+        // Whoever has the turn has this, too.
+        let Some(mut landing) = state.landing.take() else { return (state, Took::Late) };
+        let due = state.grant_due();
+        drop(state);
+        let taken = self.take(&mut landing, due, deadline);
+        let mut state = self.state();
+        let took = match taken {
+            Err(took) => took,
+            // What was taken off a link that is being replaced is repeated on the next one, if it matters.
+            Ok(_) if state.turn.is_replacing() => Took::Nothing,
+            Ok(taken) => match landing.put(taken, &mut state) {
+                Ok(took) => took,
+                Err(broken) => {
+                    state.turn.end();
+                    state.broken.get_or_insert(broken.clone());
+                    if !matches!(broken, Broken::Link(_)) {
+                        landing.link.close(CloseReason::Misbehaved(broken.to_string()));
+                    }
+                    self.wake_all();
+                    Took::End
+                }
+            },
+        };
+        state.landing = Some(landing);
+        (state, took)
+    }
+
+    fn call_off<'a>(&'a self, state: Self::Guard<'a>) -> Self::Guard<'a> {
+        // It costs the link little, and does not wait.
+        state.link.call_off();
+        state
     }
 }
 
@@ -263,7 +416,13 @@ impl std::ops::Deref for Half {
 impl Drop for Half {
     fn drop(&mut self) {
         if self.0.halves.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.stop_pump();
+            self.0.state().turn.finish();
+            self.0.close();
+            self.0.wake_all();
+            let thread = lock(&self.0.thread).take();
+            if let Some(thread) = thread {
+                thread.join();
+            }
         }
     }
 }

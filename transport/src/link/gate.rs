@@ -3,47 +3,63 @@
 //! It guards the sending half of a connection, which a thread may hold for as long as its own deadline allows; the next
 //! one must not wait past its own.
 
-use std::sync::{Condvar, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};
 
 use super::{lock, nap};
 use crate::env::{Clock, Instant};
 
-/// Holds a value while nobody uses it.
+/// Holds a value that one thread uses at a time.
 pub(crate) struct Gate<T> {
-    free: Mutex<Option<T>>,
-    returned: Condvar,
+    value: Mutex<T>,
+    /// Threads that wait. Only if there are any does who leaves call the system.
+    waiting: AtomicUsize,
+    waiters: Mutex<()>,
+    left: Condvar,
 }
 
 /// The value, on loan. Dropping it gives it back.
 pub(crate) struct Pass<'a, T> {
     gate: &'a Gate<T>,
-    value: Option<T>,
+    value: Option<MutexGuard<'a, T>>,
 }
 
 impl<T> Gate<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { free: Mutex::new(Some(value)), returned: Condvar::new() }
+        Self { value: Mutex::new(value), waiting: AtomicUsize::new(0), waiters: Mutex::new(()), left: Condvar::new() }
     }
 
     /// The value, if nobody has it.
     pub(crate) fn try_enter(&self) -> Option<Pass<'_, T>> {
-        let value = lock(&self.free).take()?;
+        let value = match self.value.try_lock() {
+            Ok(value) => value,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         Some(Pass { gate: self, value: Some(value) })
     }
 
     /// The value, once nobody has it; none if that takes until `deadline`.
     pub(crate) fn enter(&self, clock: &dyn Clock, deadline: Instant) -> Option<Pass<'_, T>> {
-        let mut free = lock(&self.free);
-        loop {
-            if let Some(value) = free.take() {
-                return Some(Pass { gate: self, value: Some(value) });
+        if let Some(pass) = self.try_enter() {
+            return Some(pass);
+        }
+        let mut waiters = lock(&self.waiters);
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let pass = loop {
+            // Either this sees that the value is free, or who has it sees that somebody waits.
+            fence(Ordering::SeqCst);
+            if let Some(pass) = self.try_enter() {
+                break Some(pass);
             }
-            let wait = nap(clock.now(), deadline)?;
-            free = match self.returned.wait_timeout(free, wait) {
-                Ok((free, _)) => free,
+            let Some(wait) = nap(clock.now(), deadline) else { break None };
+            waiters = match self.left.wait_timeout(waiters, wait) {
+                Ok((waiters, _)) => waiters,
                 Err(poisoned) => poisoned.into_inner().0,
             };
-        }
+        };
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        pass
     }
 }
 
@@ -69,8 +85,13 @@ impl<T> std::ops::DerefMut for Pass<'_, T> {
 
 impl<T> Drop for Pass<'_, T> {
     fn drop(&mut self) {
-        *lock(&self.gate.free) = self.value.take();
-        self.gate.returned.notify_one();
+        self.value = None;
+        fence(Ordering::SeqCst);
+        if self.gate.waiting.load(Ordering::SeqCst) > 0 {
+            // Whoever waits has this lock until it sleeps.
+            drop(lock(&self.gate.waiters));
+            self.gate.left.notify_one();
+        }
     }
 }
 

@@ -137,6 +137,20 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// [`SendError`].
     fn send(&self, parts: &[&[u8]], deadline: Instant) -> Result<(), SendError>;
 
+    /// [`Link::send`], which calls `blocked` before this thread sleeps because the peer takes nothing. The peer may be doing the same, so
+    /// that neither receives; `blocked` is how somebody is got to.
+    ///
+    /// A provider that does not know when a thread sleeps calls it before it sends what may not fit into the buffers on the way.
+    ///
+    /// # Errors
+    /// [`SendError`].
+    fn send_or_tell(&self, parts: &[&[u8]], deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
+        if parts.iter().map(|part| part.len()).sum::<usize>() > EASY_BYTES {
+            blocked();
+        }
+        self.send(parts, deadline)
+    }
+
     /// Receives the next message into the start of `buffer` and says how long it is. At most one thread receives at a
     /// time; a second one waits.
     ///
@@ -145,6 +159,15 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`RecvError`].
     fn recv(&self, buffer: &mut [u8], deadline: Instant) -> Result<usize, RecvError>;
+
+    /// Whether [`Link::call_off`] does anything.
+    fn calls_off(&self) -> bool {
+        false
+    }
+
+    /// Lets the thread that waits in [`Link::recv`], or the next that comes, return with [`RecvError::Deadline`] although there is time
+    /// left, unless it is in the middle of a message.
+    fn call_off(&self) {}
 
     /// What is known of the link now.
     fn health(&self) -> LinkHealth;
@@ -172,6 +195,9 @@ impl LinkCloser {
 /// The longest that a shell waits in the system before it looks at its clock again. The system's timers stop while a
 /// machine is suspended, the node's clock does not.
 pub(crate) const NAP: Duration = Duration::from_millis(250);
+
+/// A message this long is taken at once by the buffers of any connection on which there is not much under way.
+const EASY_BYTES: usize = 64 * 1024;
 
 /// How long to wait in the system now, if `deadline` is still ahead.
 pub(crate) fn nap(now: Instant, deadline: Instant) -> Option<Duration> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::Shape;
 use crate::env::{Clock, Instant};
-use crate::link::{CloseReason, Link, LinkHealth, LinkOptions, NAP, RecvError, SendError, lock, nap};
+use crate::link::{CloseReason, Gate, Link, LinkHealth, LinkOptions, NAP, RecvError, SendError, lock, nap};
 use crate::provider::ProviderKind;
 
 /// Bytes that one direction holds before its sender waits, unless it is empty: one message always fits.
@@ -30,6 +30,10 @@ struct Lane {
 /// Both directions, and how they ended for each end.
 struct Wire {
     lanes: [Lane; 2],
+    /// Threads of both ends that wait for a change. Waking costs a system call, even if nobody is there.
+    waiting: usize,
+    /// Whose receiving thread is to return early.
+    called_off: [bool; 2],
     ended: Option<[CloseReason; 2]>,
 }
 
@@ -48,6 +52,8 @@ pub(super) struct MemoryLink {
     /// What this end receives, what the peer receives.
     limits: [usize; 2],
     peer: String,
+    /// Held while a message is sent.
+    sending: Gate<()>,
     sent: AtomicU64,
     received: AtomicU64,
     heard: AtomicU64,
@@ -60,7 +66,7 @@ pub(super) fn pair(
     options: [LinkOptions; 2],
     peers: [String; 2],
 ) -> (Arc<MemoryLink>, Arc<MemoryLink>) {
-    let wire = Wire { lanes: Default::default(), ended: None };
+    let wire = Wire { lanes: Default::default(), waiting: 0, called_off: [false; 2], ended: None };
     let shared = Arc::new(Shared { wire: Mutex::new(wire), changed: Condvar::new(), shape });
     let limit = options.map(|options| usize::try_from(options.message_bytes_max).unwrap_or(usize::MAX));
     let [first, second] = peers;
@@ -71,6 +77,7 @@ pub(super) fn pair(
             side,
             limits: [limit[side], limit[1 - side]],
             peer,
+            sending: Gate::new(()),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             heard: AtomicU64::new(clock.now().as_nanos()),
@@ -81,11 +88,69 @@ pub(super) fn pair(
 
 impl MemoryLink {
     /// Waits for a change, at most for `wait`.
-    fn wait<'a>(&self, wire: MutexGuard<'a, Wire>, wait: Duration) -> MutexGuard<'a, Wire> {
-        match self.shared.changed.wait_timeout(wire, wait) {
+    fn wait<'a>(&self, mut wire: MutexGuard<'a, Wire>, wait: Duration) -> MutexGuard<'a, Wire> {
+        wire.waiting += 1;
+        let mut wire = match self.shared.changed.wait_timeout(wire, wait) {
             Ok((wire, _)) => wire,
             Err(poisoned) => poisoned.into_inner().0,
+        };
+        wire.waiting -= 1;
+        wire
+    }
+
+    /// Wakes whoever waits, after a change.
+    fn tell(&self, wire: MutexGuard<'_, Wire>) {
+        let waiting = wire.waiting > 0;
+        drop(wire);
+        if waiting {
+            self.shared.changed.notify_all();
         }
+    }
+
+    fn send_blocked(&self, parts: &[&[u8]], deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
+        let bytes = parts.iter().map(|part| part.len()).sum();
+        if bytes > self.limits[1] {
+            return Err(SendError::TooLong { bytes, limit: self.limits[1] });
+        }
+        let mut told = false;
+        // Messages are copied without holding anybody up, and stay in order.
+        let Some(_sending) = self.sending.enter(&*self.clock, deadline) else { return Err(SendError::Deadline) };
+        let mut wire = lock(&self.shared.wire);
+        loop {
+            if let Some(reason) = self.ended(&wire) {
+                return Err(reason.into());
+            }
+            let lane = &wire.lanes[self.side];
+            if lane.queue.is_empty() || lane.bytes.saturating_add(bytes) <= IN_FLIGHT_BYTES {
+                break;
+            }
+            if !told {
+                told = true;
+                drop(wire);
+                blocked();
+                wire = lock(&self.shared.wire);
+                continue;
+            }
+            let Some(wait) = nap(self.clock.now(), deadline) else { return Err(SendError::Deadline) };
+            wire = self.wait(wire, wait);
+        }
+        let now = self.clock.now();
+        let lane = &mut wire.lanes[self.side];
+        let due = self.arrival(lane, now, bytes);
+        let mut message = lane.spare.pop().unwrap_or_default();
+        lane.bytes += bytes;
+        drop(wire);
+        for part in parts {
+            message.extend_from_slice(part);
+        }
+        let mut wire = lock(&self.shared.wire);
+        if let Some(reason) = self.ended(&wire) {
+            return Err(reason.into());
+        }
+        wire.lanes[self.side].queue.push_back((due, message));
+        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.tell(wire);
+        Ok(())
     }
 
     fn ended(&self, wire: &Wire) -> Option<CloseReason> {
@@ -115,35 +180,21 @@ impl Link for MemoryLink {
     }
 
     fn send(&self, parts: &[&[u8]], deadline: Instant) -> Result<(), SendError> {
-        let bytes = parts.iter().map(|part| part.len()).sum();
-        if bytes > self.limits[1] {
-            return Err(SendError::TooLong { bytes, limit: self.limits[1] });
-        }
+        self.send_blocked(parts, deadline, &mut || {})
+    }
+
+    fn send_or_tell(&self, parts: &[&[u8]], deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
+        self.send_blocked(parts, deadline, blocked)
+    }
+
+    fn calls_off(&self) -> bool {
+        true
+    }
+
+    fn call_off(&self) {
         let mut wire = lock(&self.shared.wire);
-        loop {
-            if let Some(reason) = self.ended(&wire) {
-                return Err(reason.into());
-            }
-            let lane = &wire.lanes[self.side];
-            if lane.queue.is_empty() || lane.bytes.saturating_add(bytes) <= IN_FLIGHT_BYTES {
-                break;
-            }
-            let Some(wait) = nap(self.clock.now(), deadline) else { return Err(SendError::Deadline) };
-            wire = self.wait(wire, wait);
-        }
-        let now = self.clock.now();
-        let lane = &mut wire.lanes[self.side];
-        let due = self.arrival(lane, now, bytes);
-        let mut message = lane.spare.pop().unwrap_or_default();
-        for part in parts {
-            message.extend_from_slice(part);
-        }
-        lane.bytes += bytes;
-        lane.queue.push_back((due, message));
-        drop(wire);
-        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.shared.changed.notify_all();
-        Ok(())
+        wire.called_off[self.side] = true;
+        self.tell(wire);
     }
 
     fn recv(&self, buffer: &mut [u8], deadline: Instant) -> Result<usize, RecvError> {
@@ -157,18 +208,20 @@ impl Link for MemoryLink {
             match (due, ended) {
                 (Some(due), _) if due <= now => {
                     let Some((_, mut message)) = lane.queue.pop_front() else { continue };
+                    drop(wire);
                     let bytes = message.len();
-                    lane.bytes -= bytes;
                     let fits = bytes <= buffer.len() && bytes <= self.limits[0];
                     if fits {
                         buffer[..bytes].copy_from_slice(&message);
                     }
                     message.clear();
+                    let mut wire = lock(&self.shared.wire);
+                    let lane = &mut wire.lanes[1 - self.side];
+                    lane.bytes -= bytes;
                     if lane.spare.len() < SPARE_BUFFERS {
                         lane.spare.push(message);
                     }
-                    drop(wire);
-                    self.shared.changed.notify_all();
+                    self.tell(wire);
                     if !fits {
                         let limit = buffer.len().min(self.limits[0]);
                         let reason = CloseReason::Misbehaved(format!("a message of {bytes} bytes came where at most {limit} are agreed"));
@@ -183,6 +236,9 @@ impl Link for MemoryLink {
                 (_, Some(reason @ CloseReason::Local)) | (None, Some(reason)) => return Err(reason.into()),
                 (Some(due), _) => until = until.min(due),
                 (None, None) => {}
+            }
+            if std::mem::take(&mut wire.called_off[self.side]) {
+                return Err(RecvError::Deadline);
             }
             let Some(wait) = nap(now, until) else {
                 if now < deadline {

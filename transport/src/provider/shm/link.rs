@@ -36,6 +36,16 @@ const PIECE_BYTES: usize = 128 * 1024;
 const SPINS_MAX: u32 = 4_000;
 const SPINS_MIN: u32 = 50;
 
+/// A wait that was over this soon after it went to sleep should have spun instead. Two threads that both sleep take about as long
+/// to wake each other, so that they find out of it.
+const WORTH_SPINNING: Duration = Duration::from_micros(150);
+
+/// Of a ring, this part may be kept back by who reads, so that it need not be given back message by message.
+const OWED_PART: usize = 16;
+
+/// How many messages a reader takes before it looks at the clock, if it need not wait for them.
+const HEARD_EVERY: u32 = 32;
+
 /// A message that moves more slowly than this, in bytes per second, is given up.
 const RATE_MIN: u64 = 128 * 1024;
 
@@ -56,12 +66,22 @@ struct Receiving {
     patience: Patience,
     /// Since when nothing has come, as far as a reader saw.
     quiet_since: Option<Instant>,
+    /// Messages since the clock was looked at.
+    unheard: u32,
 }
 
-/// How long waits of one kind spin before they sleep. Spinning that was for nothing halves it, spinning that paid doubles it: with a
-/// core for each end it stays long, and on a busy machine, where it takes from the other end the time to answer, it becomes short.
+/// How long waits of one kind spin before they sleep: longer where what was waited for came soon after, shorter where it did not. With a
+/// core for each end it stays long, and on a busy machine, where spinning takes from the other end the time to answer, it becomes short.
 struct Patience {
     spins: u32,
+}
+
+/// One wait.
+#[derive(Default)]
+struct Wait {
+    spun: u32,
+    /// When it first went to sleep.
+    slept: Option<Instant>,
 }
 
 impl Patience {
@@ -69,26 +89,31 @@ impl Patience {
         Self { spins: SPINS_MAX }
     }
 
-    /// Spins once more, or says `false` when it is time to sleep. `spun` counts a wait's spins.
-    fn spin(&mut self, spun: &mut u32) -> bool {
-        if *spun < self.spins {
-            *spun += 1;
+    /// Spins once more, or says `false` when it is time to sleep.
+    #[inline]
+    fn spin(&self, wait: &mut Wait) -> bool {
+        let spins = wait.spun < self.spins;
+        if spins {
+            wait.spun += 1;
             std::hint::spin_loop();
-            return true;
         }
-        if *spun == self.spins {
-            // The first time that this wait comes here.
-            *spun = u32::MAX;
-            self.spins = (self.spins / 2).max(SPINS_MIN);
-        }
-        false
+        spins
     }
 
-    /// Learns from a wait that is over.
-    fn over(&mut self, spun: u32) {
-        if spun > 0 && spun < u32::MAX {
-            self.spins = (self.spins * 2).min(SPINS_MAX);
+    /// Learns from a wait that had to sleep and is over.
+    fn over(&mut self, wait: &Wait, clock: &dyn Clock) {
+        let Some(slept) = wait.slept else { return };
+        let worth = clock.now().since(slept) < WORTH_SPINNING;
+        if worth {
+            self.spins = (self.spins * 4).min(SPINS_MAX);
+        } else {
+            self.shorten();
         }
+    }
+
+    /// Spinning was for nothing.
+    fn shorten(&mut self) {
+        self.spins = (self.spins / 2).max(SPINS_MIN);
     }
 }
 
@@ -110,6 +135,8 @@ pub(super) struct ShmLink {
     reader: Gate<Receiving>,
     ended: Mutex<Option<CloseReason>>,
     is_ended: AtomicBool,
+    /// The thread that receives is to return early.
+    called_off: AtomicBool,
     sent: AtomicU64,
     received: AtomicU64,
     heard: AtomicU64,
@@ -151,9 +178,10 @@ impl ShmLink {
             receive_max,
             send_max,
             writer: Gate::new(Sending { ring: Writer::new(Arc::clone(&segment), lane), patience: Patience::new() }),
-            reader: Gate::new(Receiving { ring: Reader::new(segment, 1 - lane), patience: Patience::new(), quiet_since: None }),
+            reader: Gate::new(Receiving { ring: Reader::new(segment, 1 - lane), patience: Patience::new(), quiet_since: None, unheard: 0 }),
             ended: Mutex::new(None),
             is_ended: AtomicBool::new(false),
+            called_off: AtomicBool::new(false),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             heard: AtomicU64::new(clock.now().as_nanos()),
@@ -224,36 +252,41 @@ impl ShmLink {
     }
 
     /// Waits until the ring has room for `bytes`, which it can hold.
-    fn await_room(&self, sending: &mut Sending, bytes: usize, deadline: Instant) -> Result<(), SendError> {
+    fn await_room(&self, sending: &mut Sending, bytes: usize, deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
         let Sending { ring: writer, patience } = sending;
-        let mut spun = 0;
+        let mut wait = Wait::default();
         loop {
             if self.has_ended() {
                 return Err(self.reason().into());
             }
-            if writer.room().map_err(|odd| self.scribbled(odd))? >= bytes {
-                patience.over(spun);
+            if writer.has_room(bytes).map_err(|odd| self.scribbled(odd))? {
+                patience.over(&wait, &*self.clock);
                 return Ok(());
             }
-            if patience.spin(&mut spun) {
+            if patience.spin(&mut wait) {
                 continue;
             }
-            let Some(wait) = nap(self.clock.now(), deadline) else { return Err(SendError::Deadline) };
+            let now = self.clock.now();
+            let Some(nap) = nap(now, deadline) else { return Err(SendError::Deadline) };
+            if wait.slept.is_none() {
+                wait.slept = Some(now);
+                blocked();
+            }
             writer.will_wait();
             if writer.room().map_err(|odd| self.scribbled(odd))? < bytes {
-                self.sleep(&self.bells.room, wait)?;
+                self.sleep(&self.bells.room, nap)?;
             }
         }
     }
 
     /// Writes a piece of a record that has begun, for which there may be no room yet.
-    fn write_on(&self, sending: &mut Sending, mut bytes: &[u8], deadline: Instant) -> Result<(), SendError> {
+    fn write_on(&self, sending: &mut Sending, mut bytes: &[u8], deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
         while !bytes.is_empty() {
             let mut room = sending.ring.room().map_err(|odd| self.scribbled(odd))?;
             if room == 0 {
                 self.show(&mut sending.ring);
-                let some = bytes.len().min(PIECE_BYTES).min(sending.ring.ring_bytes());
-                self.await_room(sending, some, deadline).map_err(|error| match error {
+                let some = bytes.len().min(PIECE_BYTES).min(sending.ring.ring_bytes() / 2);
+                self.await_room(sending, some, deadline, blocked).map_err(|error| match error {
                     // The peer has seen its beginning.
                     SendError::Deadline => self.end(CloseReason::Stalled).into(),
                     other => other,
@@ -270,10 +303,40 @@ impl ShmLink {
         Ok(())
     }
 
-    /// Waits until `bytes` can be read.
-    fn await_bytes(&self, receiving: &mut Receiving, bytes: usize, deadline: Instant) -> Result<usize, RecvError> {
-        let mut spun = 0;
-        let before = receiving.ring.ready().map_err(|odd| self.scribbled(odd))?;
+    fn send_record(&self, parts: &[&[u8]], deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let length = u32::try_from(bytes).ok().filter(|_| bytes <= self.send_max);
+        let Some(length) = length else { return Err(SendError::TooLong { bytes, limit: self.send_max }) };
+        let Some(mut sending) = self.writer.enter(&*self.clock, deadline) else { return Err(SendError::Deadline) };
+        let sending = &mut *sending;
+        let record = PREFIX_BYTES + bytes;
+        let ring = sending.ring.ring_bytes();
+        // A long one begins when it can make some way at once.
+        let whole = record <= ring - ring / OWED_PART;
+        self.await_room(sending, if whole { record } else { ring / 2 }, deadline, blocked)?;
+        sending.ring.write(&prefix(length, MESSAGE));
+        for part in parts {
+            if whole && record <= PIECE_BYTES {
+                sending.ring.write(part);
+            } else {
+                self.write_on(sending, part, deadline, blocked)?;
+            }
+        }
+        self.show(&mut sending.ring);
+        self.sent.fetch_add(u64::from(length), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Waits until `bytes` can be read, or until it is called off.
+    fn await_bytes(&self, receiving: &mut Receiving, bytes: usize, deadline: Instant, may_be_called_off: bool) -> Result<usize, RecvError> {
+        if receiving.ring.known() >= bytes {
+            return Ok(receiving.ring.known());
+        }
+        if receiving.ring.owed() > 0 {
+            self.give_back(receiving);
+        }
+        let mut wait = Wait::default();
+        let before = receiving.ring.known();
         loop {
             // What the peer wrote before it went is still to be had, so whether it went is looked at first.
             let ended = self.has_ended();
@@ -282,13 +345,13 @@ impl ShmLink {
                 receiving.quiet_since = None;
             }
             if ready >= bytes {
-                receiving.patience.over(spun);
+                receiving.patience.over(&wait, &*self.clock);
                 return Ok(ready);
             }
             if ended {
                 return Err(self.reason().into());
             }
-            if receiving.patience.spin(&mut spun) {
+            if receiving.patience.spin(&mut wait) {
                 continue;
             }
             let now = self.clock.now();
@@ -297,19 +360,33 @@ impl ShmLink {
                 let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
                 return Err(self.end(CloseReason::Silent { silence_ms }).into());
             }
-            let Some(wait) = nap(now, deadline) else { return Err(RecvError::Deadline) };
+            let Some(nap) = nap(now, deadline) else {
+                receiving.patience.shorten();
+                return Err(RecvError::Deadline);
+            };
+            if may_be_called_off && self.called_off.swap(false, Ordering::AcqRel) {
+                return Err(RecvError::Deadline);
+            }
+            if wait.slept.is_none() {
+                wait.slept = Some(now);
+                self.note_heard(receiving, Some(now));
+            }
             receiving.ring.will_wait();
             if receiving.ring.ready().map_err(|odd| self.scribbled(odd))? < bytes {
-                self.sleep(&self.bells.bytes, wait)?;
+                self.sleep(&self.bells.bytes, nap)?;
             }
         }
     }
 
-    fn take(&self, receiving: &mut Receiving, into: &mut [u8]) {
-        receiving.ring.read(into);
+    /// Notes when the peer was heard: `now`, if messages came since the last note.
+    fn note_heard(&self, receiving: &mut Receiving, now: Option<Instant>) {
+        if receiving.unheard > 0 {
+            receiving.unheard = 0;
+            self.heard.store(now.unwrap_or_else(|| self.clock.now()).as_nanos(), Ordering::Relaxed);
+        }
     }
 
-    fn give_back(&self, receiving: &Receiving) {
+    fn give_back(&self, receiving: &mut Receiving) {
         if receiving.ring.give_back() {
             self.bells.peer_room.ring();
         }
@@ -317,20 +394,28 @@ impl ShmLink {
 
     /// Reads the rest of a message whose prefix was read.
     fn read_body(&self, receiving: &mut Receiving, body: &mut [u8]) -> Result<(), RecvError> {
-        // A message that has begun is finished, or the link ends. What bounds the wait is the silence limit and the
-        // slowest rate that is worth waiting for.
-        let slowest = Duration::from_millis(u64::try_from(body.len()).unwrap_or(u64::MAX) / (RATE_MIN / 1000));
-        let deadline = self.clock.now() + slowest + self.silence_max * 2;
-        let mut got = 0;
-        while got < body.len() {
-            let ready = self.await_bytes(receiving, 1, deadline).map_err(|error| match error {
-                RecvError::Deadline => self.end(CloseReason::Stalled).into(),
-                other => other,
-            })?;
-            let piece = ready.min(body.len() - got).min(PIECE_BYTES);
-            self.take(receiving, &mut body[got..got + piece]);
+        if receiving.ring.known() >= body.len() && body.len() <= PIECE_BYTES {
+            receiving.ring.read(body);
+        } else {
+            // A message that has begun is finished, or the link ends. What bounds the wait is the silence limit and the
+            // slowest rate that is worth waiting for.
+            let slowest = Duration::from_millis(u64::try_from(body.len()).unwrap_or(u64::MAX) / (RATE_MIN / 1000));
+            let deadline = self.clock.now() + slowest + self.silence_max * 2;
+            let mut got = 0;
+            while got < body.len() {
+                let ready = self.await_bytes(receiving, 1, deadline, false).map_err(|error| match error {
+                    RecvError::Deadline => self.end(CloseReason::Stalled).into(),
+                    other => other,
+                })?;
+                let piece = ready.min(body.len() - got).min(PIECE_BYTES);
+                receiving.ring.read(&mut body[got..got + piece]);
+                self.give_back(receiving);
+                got += piece;
+            }
+        }
+        // The writing end counts on all but this part.
+        if receiving.ring.owed() > receiving.ring.ring_bytes() / OWED_PART {
             self.give_back(receiving);
-            got += piece;
         }
         Ok(())
     }
@@ -362,23 +447,20 @@ impl Link for ShmLink {
     }
 
     fn send(&self, parts: &[&[u8]], deadline: Instant) -> Result<(), SendError> {
-        let bytes: usize = parts.iter().map(|part| part.len()).sum();
-        let length = u32::try_from(bytes).ok().filter(|_| bytes <= self.send_max);
-        let Some(length) = length else { return Err(SendError::TooLong { bytes, limit: self.send_max }) };
-        let Some(mut sending) = self.writer.enter(&*self.clock, deadline) else { return Err(SendError::Deadline) };
-        let sending = &mut *sending;
-        let record = PREFIX_BYTES + bytes;
-        let ring = sending.ring.ring_bytes();
-        // A long one begins when it can make some way at once.
-        let room = if record <= ring { record } else { ring / 2 };
-        self.await_room(sending, room, deadline)?;
-        sending.ring.write(&prefix(length, MESSAGE));
-        for part in parts {
-            self.write_on(sending, part, deadline)?;
-        }
-        self.show(&mut sending.ring);
-        self.sent.fetch_add(u64::from(length), Ordering::Relaxed);
-        Ok(())
+        self.send_record(parts, deadline, &mut || {})
+    }
+
+    fn send_or_tell(&self, parts: &[&[u8]], deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
+        self.send_record(parts, deadline, blocked)
+    }
+
+    fn calls_off(&self) -> bool {
+        true
+    }
+
+    fn call_off(&self) {
+        self.called_off.store(true, Ordering::Release);
+        self.bells.bytes.ring();
     }
 
     fn recv(&self, buffer: &mut [u8], deadline: Instant) -> Result<usize, RecvError> {
@@ -392,10 +474,13 @@ impl Link for ShmLink {
             }
         }
         loop {
-            self.await_bytes(receiving, PREFIX_BYTES, deadline)?;
+            self.await_bytes(receiving, PREFIX_BYTES, deadline, true)?;
             let mut prefix = [0; PREFIX_BYTES];
-            self.take(receiving, &mut prefix);
-            self.heard.store(self.clock.now().as_nanos(), Ordering::Relaxed);
+            receiving.ring.read(&mut prefix);
+            receiving.unheard += 1;
+            if receiving.unheard >= HEARD_EVERY {
+                self.note_heard(receiving, None);
+            }
             let bytes = u32::from_le_bytes([prefix[0], prefix[1], prefix[2], prefix[3]]) as usize;
             match (prefix[4], prefix[5..] == [0; 3]) {
                 (MESSAGE, true) => {
@@ -405,8 +490,6 @@ impl Link for ShmLink {
                         return Err(self.misbehaved(what).into());
                     }
                     self.read_body(receiving, &mut buffer[..bytes])?;
-                    // Where there was no body, nothing has been given back yet.
-                    self.give_back(receiving);
                     self.received.fetch_add(bytes as u64, Ordering::Relaxed);
                     return Ok(bytes);
                 }

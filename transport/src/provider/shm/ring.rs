@@ -8,10 +8,106 @@
 //! fences between, one of the two sees the other, and no wake-up is lost. A flag that stays up because its owner was
 //! killed costs a needless ring of the bell.
 
+//! The ring is written over [`Memory`] and [`Atomics`], so that a model checker can try it with its own (`ring/model.rs`).
+
+#[cfg(test)]
+mod model;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::segment::Segment;
+
+/// An integer that two processes store to and load from.
+pub(super) trait Word<T> {
+    /// As the standard library's.
+    fn load(&self, order: Ordering) -> T;
+    /// As the standard library's.
+    fn store(&self, value: T, order: Ordering);
+    /// As the standard library's.
+    fn swap(&self, value: T, order: Ordering) -> T;
+}
+
+/// Where atomics come from.
+pub(super) trait Atomics {
+    /// A count of bytes.
+    type Count: Word<u64>;
+    /// A flag.
+    type Flag: Word<u32>;
+    /// As the standard library's.
+    fn fence(order: Ordering);
+}
+
+/// The processor's.
+pub(super) struct Processor;
+
+macro_rules! word {
+    ($of:ty, $atomic:ty) => {
+        impl Word<$of> for $atomic {
+            #[inline]
+            fn load(&self, order: Ordering) -> $of {
+                self.load(order)
+            }
+            #[inline]
+            fn store(&self, value: $of, order: Ordering) {
+                self.store(value, order);
+            }
+            #[inline]
+            fn swap(&self, value: $of, order: Ordering) -> $of {
+                self.swap(value, order)
+            }
+        }
+    };
+}
+#[cfg(test)]
+use word;
+
+word!(u64, AtomicU64);
+word!(u32, AtomicU32);
+
+impl Atomics for Processor {
+    type Count = AtomicU64;
+    type Flag = AtomicU32;
+
+    #[inline]
+    fn fence(order: Ordering) {
+        fence(order);
+    }
+}
+
+/// What a ring lies in.
+pub(super) trait Memory {
+    /// Its atomics.
+    type Atomics: Atomics;
+    /// The control words of a lane.
+    fn lane(&self, lane: usize) -> &Lane<Self::Atomics>;
+    /// Bytes of each ring.
+    fn ring_bytes(&self) -> usize;
+    /// Copies into a lane's ring, at a count of bytes.
+    fn copy_in(&self, lane: usize, at: u64, bytes: &[u8]);
+    /// Copies out of a lane's ring.
+    fn copy_out(&self, lane: usize, at: u64, into: &mut [u8]);
+}
+
+impl Memory for Segment {
+    type Atomics = Processor;
+
+    fn lane(&self, lane: usize) -> &Lane {
+        self.lane(lane)
+    }
+
+    fn ring_bytes(&self) -> usize {
+        self.ring_bytes()
+    }
+
+    fn copy_in(&self, lane: usize, at: u64, bytes: &[u8]) {
+        self.copy_in(lane, at, bytes);
+    }
+
+    fn copy_out(&self, lane: usize, at: u64, into: &mut [u8]) {
+        self.copy_out(lane, at, into);
+    }
+}
 
 /// A control word with a cache line (and its neighbour, which processors fetch along) of its own.
 #[repr(C, align(128))]
@@ -19,15 +115,15 @@ struct Line<T>(T);
 
 /// The control words of one direction, as they lie in shared memory.
 #[repr(C)]
-pub(super) struct Lane {
+pub(super) struct Lane<A: Atomics = Processor> {
     /// Bytes written since the start; only the writing end stores it.
-    written: Line<AtomicU64>,
+    written: Line<A::Count>,
     /// Bytes read since the start; only the reading end stores it.
-    read: Line<AtomicU64>,
+    read: Line<A::Count>,
     /// Not zero while the reading end waits for bytes.
-    reader_waits: Line<AtomicU32>,
+    reader_waits: Line<A::Flag>,
     /// Not zero while the writing end waits for room.
-    writer_waits: Line<AtomicU32>,
+    writer_waits: Line<A::Flag>,
 }
 
 /// The other end's count is impossible.
@@ -35,13 +131,13 @@ pub(super) struct Lane {
 pub(super) struct Scribbled;
 
 /// Takes a flag down and says whether it was up.
-fn taken_down(flag: &AtomicU32) -> bool {
+fn taken_down(flag: &impl Word<u32>) -> bool {
     flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0
 }
 
 /// The writing end of a lane.
-pub(super) struct Writer {
-    segment: Arc<Segment>,
+pub(super) struct Writer<M = Segment> {
+    memory: Arc<M>,
     lane: usize,
     /// Bytes written, published or not.
     at: u64,
@@ -51,21 +147,21 @@ pub(super) struct Writer {
     read: u64,
 }
 
-impl Writer {
+impl<M: Memory> Writer<M> {
     /// The writing end of a fresh lane. There must be one at most.
-    pub(super) fn new(segment: Arc<Segment>, lane: usize) -> Self {
-        Self { segment, lane, at: 0, published: 0, read: 0 }
+    pub(super) fn new(memory: Arc<M>, lane: usize) -> Self {
+        Self { memory, lane, at: 0, published: 0, read: 0 }
     }
 
-    fn words(&self) -> &Lane {
-        self.segment.lane(self.lane)
+    fn words(&self) -> &Lane<M::Atomics> {
+        self.memory.lane(self.lane)
     }
 
     /// Bytes that can be written now.
     pub(super) fn room(&mut self) -> Result<usize, Scribbled> {
         self.read = self.words().read.0.load(Ordering::Acquire);
         let used = self.at.wrapping_sub(self.read);
-        let ring = self.segment.ring_bytes() as u64;
+        let ring = self.memory.ring_bytes() as u64;
         // The reading end cannot have read what was not published.
         if used > ring || self.published.wrapping_sub(self.read) > ring {
             return Err(Scribbled);
@@ -73,9 +169,17 @@ impl Writer {
         Ok((ring - used) as usize)
     }
 
+    /// Whether so many bytes can be written now. Asks the other end, whose word costs a cache miss, only if what it said last is not
+    /// enough.
+    #[inline]
+    pub(super) fn has_room(&mut self, bytes: usize) -> Result<bool, Scribbled> {
+        let used = self.at.wrapping_sub(self.read) as usize;
+        Ok(used.saturating_add(bytes) <= self.memory.ring_bytes() || self.room()? >= bytes)
+    }
+
     /// Bytes that the ring holds.
     pub(super) fn ring_bytes(&self) -> usize {
-        self.segment.ring_bytes()
+        self.memory.ring_bytes()
     }
 
     /// Bytes written and not yet published.
@@ -84,72 +188,101 @@ impl Writer {
     }
 
     /// Writes bytes for which [`Writer::room`] said there was room.
+    #[inline]
     pub(super) fn write(&mut self, bytes: &[u8]) {
-        self.segment.copy_in(self.lane, self.at, bytes);
+        self.memory.copy_in(self.lane, self.at, bytes);
         self.at = self.at.wrapping_add(bytes.len() as u64);
     }
 
     /// Shows the reading end what was written. `true` if it waits and has to be woken.
     #[must_use]
+    #[inline]
     pub(super) fn publish(&mut self) -> bool {
         self.published = self.at;
         self.words().written.0.store(self.at, Ordering::Release);
-        fence(Ordering::SeqCst);
+        M::Atomics::fence(Ordering::SeqCst);
         taken_down(&self.words().reader_waits.0)
     }
 
     /// Says that this end is about to wait for room; [`Writer::room`] has to be looked at once more.
     pub(super) fn will_wait(&self) {
         self.words().writer_waits.0.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        M::Atomics::fence(Ordering::SeqCst);
     }
 }
 
 /// The reading end of a lane.
-pub(super) struct Reader {
-    segment: Arc<Segment>,
+pub(super) struct Reader<M = Segment> {
+    memory: Arc<M>,
     lane: usize,
     /// Bytes read, given back or not.
     at: u64,
+    /// Of them given back.
+    given_back: u64,
+    /// The last word of the writing end.
+    written: u64,
 }
 
-impl Reader {
+impl<M: Memory> Reader<M> {
     /// The reading end of a fresh lane. There must be one at most.
-    pub(super) fn new(segment: Arc<Segment>, lane: usize) -> Self {
-        Self { segment, lane, at: 0 }
+    pub(super) fn new(memory: Arc<M>, lane: usize) -> Self {
+        Self { memory, lane, at: 0, given_back: 0, written: 0 }
     }
 
-    fn words(&self) -> &Lane {
-        self.segment.lane(self.lane)
+    fn words(&self) -> &Lane<M::Atomics> {
+        self.memory.lane(self.lane)
     }
 
     /// Bytes that can be read now.
-    pub(super) fn ready(&self) -> Result<usize, Scribbled> {
-        let ready = self.words().written.0.load(Ordering::Acquire).wrapping_sub(self.at);
-        if ready > self.segment.ring_bytes() as u64 {
+    #[inline]
+    pub(super) fn ready(&mut self) -> Result<usize, Scribbled> {
+        let written = self.words().written.0.load(Ordering::Acquire);
+        let ready = written.wrapping_sub(self.at);
+        // What was once there does not go away.
+        if ready > self.memory.ring_bytes() as u64 || self.written.wrapping_sub(self.at) > ready {
             return Err(Scribbled);
         }
+        self.written = written;
         Ok(ready as usize)
     }
 
+    /// Bytes of which the writing end has said already that they can be read.
+    #[inline]
+    pub(super) fn known(&self) -> usize {
+        self.written.wrapping_sub(self.at) as usize
+    }
+
     /// Reads bytes of which [`Reader::ready`] said that they were there.
+    #[inline]
     pub(super) fn read(&mut self, into: &mut [u8]) {
-        self.segment.copy_out(self.lane, self.at, into);
+        self.memory.copy_out(self.lane, self.at, into);
         self.at = self.at.wrapping_add(into.len() as u64);
+    }
+
+    /// Bytes that the ring holds.
+    pub(super) fn ring_bytes(&self) -> usize {
+        self.memory.ring_bytes()
+    }
+
+    /// Bytes read whose room was not given back yet.
+    #[inline]
+    pub(super) fn owed(&self) -> usize {
+        self.at.wrapping_sub(self.given_back) as usize
     }
 
     /// Gives the room of what was read back. `true` if the writing end waits for it and has to be woken.
     #[must_use]
-    pub(super) fn give_back(&self) -> bool {
+    pub(super) fn give_back(&mut self) -> bool {
+        self.given_back = self.at;
         self.words().read.0.store(self.at, Ordering::Release);
-        fence(Ordering::SeqCst);
+        M::Atomics::fence(Ordering::SeqCst);
         taken_down(&self.words().writer_waits.0)
     }
 
     /// Says that this end is about to wait for bytes; [`Reader::ready`] has to be looked at once more.
     pub(super) fn will_wait(&self) {
         self.words().reader_waits.0.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        M::Atomics::fence(Ordering::SeqCst);
     }
 }
 
@@ -196,7 +329,7 @@ mod tests {
 
         #[test]
         fn an_impossible_count_is_seen(written in any::<u64>(), read in any::<u64>()) {
-            let (mut writer, reader, segment) = ends();
+            let (mut writer, mut reader, segment) = ends();
             segment.lane(0).written.0.store(written, Ordering::Relaxed);
             segment.lane(0).read.0.store(read, Ordering::Relaxed);
             prop_assert_eq!(reader.ready().is_ok(), written <= RING as u64);

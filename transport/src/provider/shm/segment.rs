@@ -112,7 +112,8 @@ impl Segment {
     fn place(&self, lane: usize, at: u64, bytes: usize) -> (*mut u8, usize, *mut u8) {
         assert!(bytes <= self.ring_bytes, "a ring is asked for more than it holds");
         let start = self.map.as_mut_ptr().wrapping_add(HEAD_BYTES + (lane & 1) * self.ring_bytes);
-        let offset = (at % self.ring_bytes as u64) as usize;
+        // Rings are as long as a power of two, and dividing takes as long as fetching a short record.
+        let offset = at as usize & (self.ring_bytes - 1);
         (start.wrapping_add(offset), bytes.min(self.ring_bytes - offset), start)
     }
 
@@ -123,7 +124,9 @@ impl Segment {
         // writer of the lane, and the other end reads what was published only; if it does otherwise it reads garbage.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, run);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr().add(run), start, bytes.len() - run);
+            if run < bytes.len() {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr().add(run), start, bytes.len() - run);
+            }
         }
     }
 
@@ -134,7 +137,9 @@ impl Segment {
         // are computed over the copy.
         unsafe {
             std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), run);
-            std::ptr::copy_nonoverlapping(start, into.as_mut_ptr().add(run), into.len() - run);
+            if run < into.len() {
+                std::ptr::copy_nonoverlapping(start, into.as_mut_ptr().add(run), into.len() - run);
+            }
         }
     }
 }
