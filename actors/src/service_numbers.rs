@@ -21,3 +21,5 @@ pub(crate) const GENERATE: ServiceId = ServiceId::system(7);
 pub(crate) const JOURNAL: ServiceId = ServiceId::system(8);
 /// Placing of models, for [`crate::conductor`].
 pub(crate) const PLACEMENT: ServiceId = ServiceId::system(9);
+/// Messages of a hop that a third node passes on, for [`crate::stage`].
+pub(crate) const DETOURS: ServiceId = ServiceId::system(10);

@@ -29,9 +29,16 @@ pub(crate) struct Host {
 
 impl Host {
     fn start(lan: &Lan, root: &Path, name: &str, key: Option<&str>) -> Self {
+        Self::start_with(lan, root, name, |command| {
+            command.envs(key.map(|key| ("SHOAL_KEY", key)));
+        })
+    }
+
+    /// Starts a node on a host, with what `more` adds to its command.
+    pub(crate) fn start_with(lan: &Lan, root: &Path, name: &str, more: impl FnOnce(&mut std::process::Command)) -> Self {
         let namespace = lan.namespace(name);
         let mut command = up(root, name);
-        command.envs(key.map(|key| ("SHOAL_KEY", key)));
+        more(&mut command);
         let node = inside(&namespace, || NodeProcess::start(command));
         let door = Door { name: name.to_owned(), id: node.id().to_owned(), namespace, api: node.api().to_owned() };
         Self { door, node }

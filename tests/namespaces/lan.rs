@@ -28,6 +28,8 @@ pub(crate) enum Addresses {
     /// 192.168.77.1, 192.168.77.2 and so on, and a router at 192.168.77.254 that drops, without a word, what is for other
     /// networks, as those of homes do with private addresses.
     Home,
+    /// Two cables for each host, to two bridges: 10.77.N.1 and so on by the first, 10.76.N.1 and so on by the second.
+    Two(u8),
     /// None.
     LinkLocal,
 }
@@ -58,6 +60,10 @@ impl Lan {
         ip(&["-n", &hub, "link", "set", "lo", "up"])?;
         ip(&["-n", &hub, "link", "add", "lan", "type", "bridge"])?;
         ip(&["-n", &hub, "link", "set", "lan", "up"])?;
+        if matches!(addresses, Addresses::Two(_)) {
+            ip(&["-n", &hub, "link", "add", "lan2", "type", "bridge"])?;
+            ip(&["-n", &hub, "link", "set", "lan2", "up"])?;
+        }
         if addresses == Addresses::Home {
             // A namespace passes nothing on unless it is told to.
             ip(&["-n", &hub, "address", "add", &format!("{ROUTER}/24"), "dev", "lan"])?;
@@ -70,8 +76,16 @@ impl Lan {
             ip(&["-n", &hub, "link", "set", &port, "master", "lan"])?;
             ip(&["-n", &hub, "link", "set", &port, "up"])?;
             ip(&["-n", &namespace, "link", "set", "eth0", "up"])?;
+            if let Addresses::Two(net) = addresses {
+                let port = second_port(host);
+                ip(&["link", "add", &port, "netns", &hub, "type", "veth", "peer", "name", "eth1", "netns", &namespace])?;
+                ip(&["-n", &hub, "link", "set", &port, "master", "lan2"])?;
+                ip(&["-n", &hub, "link", "set", &port, "up"])?;
+                ip(&["-n", &namespace, "link", "set", "eth1", "up"])?;
+                ip(&["-n", &namespace, "address", "add", &format!("10.76.{net}.{number}/24"), "dev", "eth1"])?;
+            }
             let (address, route) = match addresses {
-                Addresses::V4(net) => (format!("10.77.{net}.{number}/24"), ["224.0.0.0/4", "dev", "eth0"]),
+                Addresses::V4(net) | Addresses::Two(net) => (format!("10.77.{net}.{number}/24"), ["224.0.0.0/4", "dev", "eth0"]),
                 Addresses::Home => (format!("192.168.77.{number}/24"), ["default", "via", ROUTER]),
                 Addresses::LinkLocal => continue,
             };
@@ -107,9 +121,18 @@ impl Lan {
 
     /// Gets ready to pull a host's cable in an instant: it takes no program that would have to be started first.
     pub(crate) fn hand_on(&self, host: &str) -> Cable {
+        self.hand_on_port(port(host))
+    }
+
+    /// The same for its second cable.
+    pub(crate) fn hand_on_second(&self, host: &str) -> Cable {
+        self.hand_on_port(second_port(host))
+    }
+
+    fn hand_on_port(&self, port: String) -> Cable {
         let mut command = Command::new("ip");
         command.args(["-n", &self.hub(), "-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
-        Cable { port: port(host), ip: command.spawn().expect("ip runs") }
+        Cable { port, ip: command.spawn().expect("ip runs") }
     }
 
     /// Gives a host what a container engine does: a bridge with the usual address, and a container on it.
@@ -133,6 +156,11 @@ impl Lan {
     /// Plugs a host's cable in again.
     pub(crate) fn plug_in(&self, host: &str) {
         ip(&["-n", &self.hub(), "link", "set", &port(host), "up"]).expect("plugged in");
+    }
+
+    /// Plugs its second cable in again.
+    pub(crate) fn plug_in_second(&self, host: &str) {
+        ip(&["-n", &self.hub(), "link", "set", &second_port(host), "up"]).expect("plugged in");
     }
 }
 
@@ -172,6 +200,10 @@ impl Drop for Cable {
 /// The bridge's end of a host's cable. Names of interfaces have at most 15 letters.
 fn port(host: &str) -> String {
     format!("to-{host}")
+}
+
+fn second_port(host: &str) -> String {
+    format!("second-{host}")
 }
 
 /// Does something in a namespace: sockets that are opened and processes that are started there belong to it.

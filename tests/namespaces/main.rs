@@ -67,6 +67,10 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 fn join(lan: &Lan, root: &std::path::Path, how: &str, hosts: &[(&str, Option<&str>)]) -> Vec<Host> {
     let started = Instant::now();
     let hosts = Host::start_all(lan, root, hosts);
+    all_see_all(how, started, hosts)
+}
+
+fn all_see_all(how: &str, started: Instant, hosts: Vec<Host>) -> Vec<Host> {
     let ready = started.elapsed();
     let doors: Vec<&Door> = hosts.iter().map(|host| &host.door).collect();
     let names: Vec<&str> = doors.iter().map(|door| door.name.as_str()).collect();
@@ -282,4 +286,58 @@ fn a_container_bridge_misleads_nobody() {
     tell(&format!("with container bridges: placed on three hosts in {:.2?}", began.elapsed()));
     let expected = doors[0].answer(SHORT);
     short_answers(&doors, &expected);
+}
+
+/// Hosts with two cables: activations go by the second, as its addresses come first; what nodes have to say to each other
+/// by the first, where alone they listen for it. The second is pulled in mid-answer.
+#[test]
+fn a_pulled_cable_is_nothing_where_there_is_another_one() {
+    let names = ["alpha", "bravo"];
+    let Some((lan, _turn)) = lay("two", &names, Addresses::Two(3)) else { return };
+    let (_folder, root) = folder();
+    let started = Instant::now();
+    let start = |(number, name): (usize, &&str)| {
+        Host::start_with(&lan, &root, name, |command| {
+            command.args(["--listen", &format!("10.77.3.{}:0", number + 1)]);
+        })
+    };
+    let hosts = all_see_all("with two cables", started, names.iter().enumerate().map(start).collect());
+    let doors: Vec<&Door> = hosts.iter().map(|host| &host.door).collect();
+    doors[0].load(2);
+    let instance = doors[0].instances();
+    let expected = doors[0].answer(LONG);
+
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        assert!(tries <= TRIES, "every answer was complete before the cable was out");
+        let mut cable = lan.hand_on_second("bravo");
+        let mut pulled = None;
+        let answer = doors[1].ask(LONG, |tokens| {
+            if tokens >= PULL_AT && pulled.is_none() {
+                cable.pull();
+                pulled = Some(Instant::now());
+            }
+        });
+        let took = pulled.expect("the answer begins").elapsed();
+        assert!(answer.done && answer.error.is_none(), "{answer:?}");
+        assert_eq!(answer.token_ids, expected, "a pulled cable changes no token");
+        // A cable that is pulled is noticed by its silence. Without that pause nothing was on it.
+        if took > Duration::from_secs(1) {
+            tell(&format!("two cables: pulled at token {PULL_AT}, the answer of {LONG} tokens was complete {took:.2?} later"));
+            break;
+        }
+        lan.plug_in_second("bravo");
+        // The links go back only for a better way, so they are made anew.
+        doors[0].unload();
+        take_down(&doors);
+        doors[0].load(2);
+    }
+    assert_eq!(doors[0].answer(SHORT), expected[..SHORT as usize]);
+    assert_eq!(doors[0].instances().len(), 1);
+    if tries == 1 {
+        assert_eq!(doors[0].instances(), instance, "the model was not placed again");
+    }
+    lan.plug_in_second("bravo");
+    assert_eq!(doors[1].answer(SHORT), expected[..SHORT as usize]);
 }

@@ -1,8 +1,9 @@
 //! The device thread of a stage: loads it, takes its links, and then does nothing but receive a step, run it and send
 //! it on.
 //!
-//! It is a shell around [`StageMachine`]. No actor, no executor and no lock is in its loop; it tells its actor about
-//! the beginning and the end only.
+//! It is a shell around [`StageMachine`]. No actor and no executor is in its loop, and no lock that anybody holds while
+//! the links are well; it tells its actor about the beginning and the end only. Its links may be replaced under it, of
+//! which it notices nothing.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,10 +12,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use shoal_engine::stage::{StageOptions, StageSpec};
-use shoal_transport::channel;
 use shoal_transport::frame::Fence;
-use shoal_transport::link::{Link, LinkCloser};
-use shoal_transport::provider::Expected;
+use shoal_transport::path::{self, Expecting, PathCloser};
 
 use super::links::{LINK_TIMEOUT, TensorLinks};
 use super::machine::StageMachine;
@@ -38,7 +37,7 @@ pub(super) struct DeviceArguments {
     pub(super) options: StageOptions,
     pub(super) sequences_max: usize,
     pub(super) fence: Fence,
-    pub(super) upstream: Expected,
+    pub(super) upstream: Expecting,
     pub(super) upstream_slot_bytes: u32,
     pub(super) downstream: mpsc::Receiver<Box<LinkStage>>,
     pub(super) stop: Arc<Stop>,
@@ -49,7 +48,7 @@ pub(super) struct DeviceArguments {
 #[derive(Debug, Default)]
 pub(super) struct Stop {
     asked: AtomicBool,
-    closers: std::sync::Mutex<Vec<LinkCloser>>,
+    closers: std::sync::Mutex<Vec<PathCloser>>,
 }
 
 impl Stop {
@@ -57,8 +56,7 @@ impl Stop {
         self.asked.load(Ordering::Acquire)
     }
 
-    fn watch(&self, link: &Arc<dyn Link>) {
-        let closer = LinkCloser::new(link);
+    fn watch(&self, closer: PathCloser) {
         self.closers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(closer);
         // Asked in the meantime: the list may have been gone through already.
         if self.asked() {
@@ -132,22 +130,21 @@ fn drive(arguments: DeviceArguments, events: &Events) -> Result<(), String> {
             Err(_) => return Ok(()),
         }
     };
-    let link = links.dial(to.to, &to.endpoints, &to.ticket, to.slot_bytes).map_err(|error| error.to_string())?;
-    stop.watch(&link);
-    let down = channel::sender(link, fence, TensorLinks::options(to.slot_bytes), links.effects()).map_err(|error| error.to_string())?;
+    let down = links.dial(to.to, &to.endpoints, &to.ticket, to.slot_bytes).map_err(|error| error.to_string())?;
+    stop.watch(down.closer());
+    let down = down.sender(fence, TensorLinks::options(to.slot_bytes)).map_err(|error| error.to_string())?;
     events(StageEvent::Linked);
-    let link =
-        upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
-    stop.watch(&link);
+    stop.watch(upstream.closer());
     let up =
-        channel::receiver(link, fence, TensorLinks::options(upstream_slot_bytes), links.effects()).map_err(|error| error.to_string())?;
+        upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
+    let up = up.receiver(fence, TensorLinks::options(upstream_slot_bytes)).map_err(|error| error.to_string())?;
     steps(StageMachine::new(stage, options.rows_max, sequences_max), up, down, &links, &stop)
 }
 
 fn steps(
     mut machine: StageMachine,
-    mut up: channel::Receiver,
-    mut down: channel::Sender,
+    mut up: path::PathReceiver,
+    mut down: path::PathSender,
     links: &TensorLinks,
     stop: &Stop,
 ) -> Result<(), String> {
@@ -156,7 +153,7 @@ fn steps(
     while !stop.asked() {
         let received = match up.recv(effects.after(IDLE)) {
             Ok(received) => received,
-            Err(channel::RecvError::Deadline) => continue,
+            Err(path::RecvError::Deadline) => continue,
             Err(error) => return Err(format!("the stage before is gone: {error}")),
         };
         if received.kind() != KIND_STEP {

@@ -4,7 +4,6 @@
 //! has an address of a private network, like the local network itself. Whoever dials knows its own networks.
 
 use std::net::{SocketAddr, SocketAddrV6};
-use std::time::Duration;
 
 use shoal_transport::provider::Endpoint;
 
@@ -40,12 +39,6 @@ fn on_links(endpoint: Endpoint, interfaces: &[Interface]) -> Vec<Endpoint> {
         }
         other => vec![other],
     }
-}
-
-/// What an endpoint may take of the time that is left, when it is the first of `endpoints`: one that leads nowhere and
-/// says nothing must not use up the time of those behind it.
-pub(super) fn share(left: Duration, endpoints: usize) -> Duration {
-    left / u32::try_from(endpoints).unwrap_or(u32::MAX).max(1)
 }
 
 #[cfg(test)]
@@ -91,12 +84,5 @@ mod tests {
     #[test]
     fn everything_is_tried_where_no_interface_is_known() {
         assert_eq!(order(&["10.0.0.1:4", "127.0.0.1:4"], &[]).len(), 2);
-    }
-
-    #[test]
-    fn nobody_takes_all_the_time() {
-        assert_eq!(share(Duration::from_secs(15), 3), Duration::from_secs(5));
-        assert_eq!(share(Duration::from_secs(15), 1), Duration::from_secs(15));
-        assert_eq!(share(Duration::from_secs(15), 0), Duration::from_secs(15));
     }
 }

@@ -180,6 +180,11 @@ impl Sender {
         self.half.state().sender.as_ref().map(super::machine::SenderMachine::fence).unwrap_or_default()
     }
 
+    /// The number that the next message gets. One that has a number is kept, and repeated on other links.
+    pub fn next_sequence(&self) -> u64 {
+        self.half.state().sender.as_ref().map_or(0, |machine| machine.unacked().end)
+    }
+
     /// How many messages are sent and not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
         self.half.state().sender.as_ref().map_or(0, |machine| machine.unacked().end - machine.unacked().start)

@@ -218,6 +218,41 @@ impl Expected {
     }
 }
 
+/// Waits for any of several links, all of one desk, and says which it was.
+///
+/// # Errors
+/// [`AcceptError`]: at the deadline, or if one of them was cancelled or used.
+pub fn accept_any(expected: &[&Expected], deadline: Instant) -> Result<(usize, Arc<dyn Link>), AcceptError> {
+    let Some(first) = expected.first() else { return Err(AcceptError::Cancelled { id: 0 }) };
+    let desk = &first.desk;
+    let mut book = lock(&desk.book);
+    loop {
+        if book.stopped {
+            return Err(AcceptError::Stopped(desk.kind));
+        }
+        let mut refused = 0_u32;
+        for (index, id) in expected.iter().map(|expected| expected.id).enumerate() {
+            let Some(entry) = book.entries.get_mut(&id) else { return Err(AcceptError::Cancelled { id }) };
+            refused = refused.saturating_add(entry.refused);
+            match &entry.stage {
+                Stage::Open | Stage::Claimed => {}
+                Stage::Made(link) => {
+                    let link = Arc::clone(link);
+                    entry.stage = Stage::Taken;
+                    return Ok((index, link));
+                }
+                Stage::Taken => return Err(AcceptError::Used { id }),
+                Stage::Cancelled => return Err(AcceptError::Cancelled { id }),
+            }
+        }
+        let Some(wait) = nap(desk.clock.now(), deadline) else { return Err(AcceptError::Deadline { id: first.id, refused }) };
+        book = match desk.changed.wait_timeout(book, wait) {
+            Ok((book, _)) => book,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+    }
+}
+
 impl std::fmt::Debug for Expected {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Expected({:08x}…)", (self.id >> 96) as u32)

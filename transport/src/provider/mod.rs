@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use expected::{AcceptError, Canceller, Desk, Expected};
+pub use expected::{AcceptError, Canceller, Desk, Expected, accept_any};
 pub use ticket::Ticket;
 
 use crate::env::Instant;
