@@ -176,7 +176,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     let files = LocalFiles::default();
     let check = leases.clone();
     let (find, store) = (files.clone(), catalog.clone());
-    let detours = DetourServer::new(env.clone(), settings.links.clone());
+    let detours = DetourServer::new(settings.links.clone());
     let passing = detours.clone();
     services.serve::<Detours>(move |call| passing.answer(call)).map_err(|e| part("detours")(e.to_string()))?;
     let links = settings.links.clone().with_detours(services.clone());

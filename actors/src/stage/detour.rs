@@ -17,7 +17,6 @@ use shoal_transport::path::{Failure, RouteError};
 use shoal_transport::provider::{Endpoint, Ticket};
 
 use super::links::TensorLinks;
-use crate::env::Env;
 use crate::ids::NodeId;
 use crate::service::{Inbound, Service, ServiceId, Services};
 use crate::service_numbers as ids;
@@ -74,27 +73,24 @@ pub(crate) struct DetourRefusal {
 /// The detours over this node.
 #[derive(Clone)]
 pub(crate) struct DetourServer {
-    env: Env,
     links: TensorLinks,
     open: Arc<Mutex<Vec<Detour>>>,
 }
 
 impl DetourServer {
-    pub(crate) fn new(env: Env, links: TensorLinks) -> Self {
-        Self { env, links, open: Arc::default() }
+    pub(crate) fn new(links: TensorLinks) -> Self {
+        Self { links, open: Arc::default() }
     }
 
     /// Answers a node that asks for one. Does not block.
     pub(crate) fn answer(&self, call: Inbound<Detours>) {
         let Some(reply) = call.reply else { return };
         let (server, asking, request) = (self.clone(), call.from, call.request);
-        let work = self.env.blocking("shoal-detour", move || server.open(asking, &request));
-        self.env.spawner.task(
-            "detour",
-            Box::pin(async move {
-                reply.reply(work.await.unwrap_or_else(|reason| Err(DetourRefusal { refused: false, reason })));
-            }),
-        );
+        let body = move || reply.reply(server.open(asking, &request));
+        // Whoever asks hears of a thread that does not start by hearing nothing.
+        if let Err(error) = self.links.effects().spawner.thread("shoal-detour".to_owned(), Box::new(body)) {
+            tracing::warn!(target: "shoal::stage", %error, "cannot start a thread for a detour");
+        }
     }
 
     fn open(&self, asking: NodeId, request: &DetourRequest) -> Result<DetourOffer, DetourRefusal> {
@@ -156,8 +152,7 @@ impl Ask for Neighbour {
     fn ask(&self, ticket: &Ticket, options: LinkOptions, deadline: Instant) -> Result<(Vec<Endpoint>, Ticket), RouteError> {
         let request = DetourRequest {
             peer: self.peer,
-            // Another machine's memory is not this one's.
-            endpoints: self.endpoints.iter().filter(|endpoint| !matches!(endpoint, Endpoint::Memory { .. })).copied().collect(),
+            endpoints: self.endpoints.clone(),
             ticket: ticket.clone(),
             message_bytes_max: options.message_bytes_max,
         };
@@ -178,5 +173,81 @@ impl Ask for Neighbour {
 
     fn label(&self) -> String {
         format!("node {:?}", self.node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use shoal_transport::frame::Fence;
+    use shoal_transport::provider::memory::{MemoryFabric, MemoryProvider, Shape};
+    use shoal_transport::provider::{Desk, Provider, ProviderKind};
+
+    use super::*;
+    use crate::env::{BoxFuture, Connected, Network, NetworkEvent, SendError, Spawner, SystemClock, SystemRng, SystemSpawner};
+    use crate::service::ServicesLimits;
+
+    /// What one end of a control stream says, the other one hears.
+    #[derive(Debug)]
+    struct Wire {
+        from: NodeId,
+        to: Services,
+    }
+
+    impl Network for Wire {
+        fn send(&self, _: NodeId, frame: Bytes) -> Result<(), SendError> {
+            self.to.on_event(&NetworkEvent::Frame { peer: self.from, frame });
+            Ok(())
+        }
+
+        fn dial(&self, _: Option<NodeId>, _: std::net::SocketAddr) {}
+
+        fn disconnect(&self, _: NodeId) {}
+
+        fn shutdown(&self) -> BoxFuture<'static, ()> {
+            Box::pin(std::future::ready(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_that_two_others_reach_passes_their_hop_on() {
+        let spawner: Arc<dyn Spawner> = Arc::new(SystemSpawner::new(tokio::runtime::Handle::current()));
+        let effects = Effects { clock: Arc::new(SystemClock), rng: Arc::new(SystemRng), spawner };
+        let [left, right] = [0, 1].map(|_| MemoryFabric::new(&SystemRng, Shape::default()));
+        let [one, middle, other] = [1, 2, 3].map(|node| NodeId([node; 32]));
+        let links = |node, fabrics: &[&MemoryFabric]| {
+            let desk = Desk::new(ProviderKind::Memory, Arc::clone(&effects.clock));
+            let join = |fabric: &&MemoryFabric| -> Arc<dyn Provider> {
+                Arc::new(MemoryProvider::with_desk(effects.clone(), fabric, Arc::clone(&desk)))
+            };
+            TensorLinks::new(node, effects.clone(), fabrics.iter().map(join).collect())
+        };
+        let [asking, asked] = [one, middle].map(|node| Services::new(node, Arc::new(SystemClock), ServicesLimits::default()));
+        for (services, peer, to) in [(&asking, middle, &asked), (&asked, one, &asking)] {
+            services.attach(Arc::new(Wire { from: services.node(), to: to.clone() }));
+            services.on_event(&NetworkEvent::Connected(Connected { peer, address: ([10, 0, 0, 1], 1).into(), dialled: true }));
+        }
+        let server = DetourServer::new(links(middle, &[&left, &right]));
+        let passing = server.clone();
+        asked.serve::<Detours>(move |call| passing.answer(call)).unwrap();
+
+        let (near, far) = (links(one, &[&left]), links(other, &[&right]));
+        let (endpoints, secret, expecting) = far.expect(one, 64).unwrap();
+        let failure = near.dial(other, &endpoints, &Ticket::random(&SystemRng), 64);
+        assert!(failure.is_err(), "without the one in the middle there is no way");
+        let near = near.with_detours(asking);
+        let work = tokio::task::spawn_blocking(move || {
+            let soon = || effects.after(Duration::from_secs(60));
+            let mut sender = near.dial(other, &endpoints, &secret, 64).unwrap().sender(Fence::default(), TensorLinks::options(64)).unwrap();
+            let mut receiver = expecting.accept(soon()).unwrap().receiver(Fence::default(), TensorLinks::options(64)).unwrap();
+            for number in 0..20_u8 {
+                sender.send(1, &[&[number]], soon()).unwrap();
+                assert_eq!(receiver.recv(soon()).unwrap().payload(), [number]);
+            }
+        });
+        work.await.unwrap();
+        let passed = server.open.lock().unwrap().iter().map(|detour| detour.passed().messages_out).max();
+        assert!(passed >= Some(20), "{passed:?}");
+        server.end();
     }
 }

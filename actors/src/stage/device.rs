@@ -135,8 +135,7 @@ fn drive(arguments: DeviceArguments, events: &Events) -> Result<(), String> {
     let down = down.sender(fence, TensorLinks::options(to.slot_bytes)).map_err(|error| error.to_string())?;
     events(StageEvent::Linked);
     stop.watch(upstream.closer());
-    let up =
-        upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
+    let up = upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
     let up = up.receiver(fence, TensorLinks::options(upstream_slot_bytes)).map_err(|error| error.to_string())?;
     steps(StageMachine::new(stage, options.rows_max, sequences_max), up, down, &links, &stop)
 }

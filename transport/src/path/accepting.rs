@@ -241,6 +241,7 @@ fn take(hop: &Hop, epoch: u64, link: &Arc<dyn Link>) -> bool {
 
 /// Has what the peer lacks repeated, where this end also sends.
 fn repeat(hop: &Hop, epoch: u64) {
-    let is_in_use = || hop.down().is_none() && hop.current().is_some_and(|current| current.epoch == epoch && current.link.health().closed.is_none());
+    let is_in_use =
+        || hop.down().is_none() && hop.current().is_some_and(|current| current.epoch == epoch && current.link.health().closed.is_none());
     while is_in_use() && !hop.catch_up(BEHIND) {}
 }

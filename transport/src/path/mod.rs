@@ -33,6 +33,7 @@ mod model;
 mod receiver;
 mod route;
 mod sender;
+mod terms;
 #[cfg(test)]
 mod tests;
 pub mod tickets;

@@ -238,12 +238,12 @@ fn links_that_are_killed_lose_nothing(place: &Place) {
 
 fn ways_that_flap_lose_nothing(place: &Place) {
     let routes = place.routes();
-    under_load(place, &routes, MANY, |_, done| {
+    under_load(place, &routes, MANY / 2, |_, done| {
         let mut seed = 0x1234_5677;
         while !done.load(Ordering::Acquire) {
             // At times both are off.
             routes[random(&mut seed, 2) as usize].turn(random(&mut seed, 3) != 0);
-            sleep_ms(random(&mut seed, 8));
+            sleep_ms(random(&mut seed, 20));
         }
         routes.iter().for_each(|route| route.turn(true));
     });

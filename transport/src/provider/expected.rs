@@ -290,3 +290,41 @@ impl std::fmt::Debug for Canceller {
         write!(f, "Canceller({:08x}…)", (self.id >> 96) as u32)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::env::SystemRng;
+    use crate::provider::Provider;
+    use crate::provider::memory::{MemoryFabric, MemoryProvider, Shape};
+    use crate::testing::{effects, soon};
+
+    #[test]
+    fn whichever_of_several_links_comes_is_accepted() {
+        let effects = effects();
+        let fabric = MemoryFabric::new(&SystemRng, Shape::default());
+        let [near, far] = [0, 1].map(|_| MemoryProvider::new(effects.clone(), &fabric));
+        let tickets = [0; 3].map(|_| Ticket::random(&SystemRng));
+        let options = LinkOptions::default();
+        let expected: Vec<Expected> = tickets.iter().map(|ticket| far.expect(ticket, options).unwrap()).collect();
+        let all: Vec<&Expected> = expected.iter().collect();
+        let at_once = accept_any(&all, effects.after(Duration::ZERO)).map(|_| ()).unwrap_err();
+        assert!(matches!(at_once, AcceptError::Deadline { .. }));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| accept_any(&all, soon(&effects)).map(|(index, _)| index));
+            near.dial(&far.endpoints()[0], &tickets[1], options, soon(&effects)).unwrap();
+            assert_eq!(waiting.join().unwrap(), Ok(1));
+        });
+        assert!(matches!(accept_any(&all, soon(&effects)), Err(AcceptError::Used { id }) if id == tickets[1].id()));
+        let left = [&expected[0], &expected[2]];
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| accept_any(&left, soon(&effects)).map(|_| ()));
+            expected[2].cancel();
+            assert_eq!(waiting.join().unwrap(), Err(AcceptError::Cancelled { id: tickets[2].id() }));
+        });
+        far.shutdown();
+        assert!(matches!(accept_any(&left[..1], soon(&effects)), Err(AcceptError::Stopped(_))));
+    }
+}
