@@ -406,7 +406,7 @@ fn faults() -> impl Strategy<Value = Vec<(Fault, u64)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn nothing_is_lost_and_the_best_way_is_found_again(faults in faults(), seed in any::<u64>(), answers_lost in any::<bool>()) {
         let mut world = World::new(&[1, 3, 6], 1_000_000, seed);
