@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::follower::{Follower, Verdict};
-use super::hop::{Hop, Owner};
+use super::hop::{Hop, Owner, Waited};
 use super::machine::PathOptions;
 use super::route::LOAD_MAX;
 use super::tickets::ticket;
@@ -241,7 +241,11 @@ fn take(hop: &Hop, epoch: u64, link: &Arc<dyn Link>) -> bool {
 
 /// Has what the peer lacks repeated, where this end also sends.
 fn repeat(hop: &Hop, epoch: u64) {
-    let is_in_use =
-        || hop.down().is_none() && hop.current().is_some_and(|current| current.epoch == epoch && current.link.health().closed.is_none());
-    while is_in_use() && !hop.catch_up(BEHIND) {}
+    let is_in_use = || hop.current().is_some_and(|current| current.epoch == epoch && current.link.health().closed.is_none());
+    while is_in_use() && !hop.catch_up(BEHIND) {
+        // Another link, or the end of the hop, makes this one's state nobody's business.
+        if !matches!(hop.newer(epoch, hop.effects.after(BEHIND)), Err(Waited::Deadline)) {
+            return;
+        }
+    }
 }

@@ -68,7 +68,7 @@ pub fn dial(
         notices: notices.clone(),
         orders: BTreeMap::new(),
         taken: BTreeMap::new(),
-        behind: false,
+        behind: None,
         lost: None,
         counted: (effects.clock.now(), 0, 0),
     };
@@ -88,8 +88,8 @@ struct Keeping {
     orders: BTreeMap<u64, Sender<Take>>,
     /// Links that were taken and are to carry next.
     taken: BTreeMap<u64, Arc<dyn Link>>,
-    /// Something may have to be repeated on the present link.
-    behind: bool,
+    /// Since when something may have to be repeated on the present link.
+    behind: Option<Instant>,
     /// Why there is no link.
     lost: Option<String>,
     /// When traffic was counted last, on the link of which epoch, and its bytes then.
@@ -101,7 +101,8 @@ impl Keeping {
         let first = self.caller.tick(self.now());
         self.act(first);
         while self.hop.down().is_none() {
-            let look = if self.behind { LOOK_BEHIND } else { LOOK };
+            // A receiving end that is busy with something else is not asked again and again.
+            let look = self.behind.map_or(LOOK, |since| (self.now().since(since) / 4).clamp(LOOK_BEHIND, LOOK));
             let wake = self.caller.wake_at().map_or(look, |at| at.since(self.now()));
             let actions = match heard.recv_timeout(wake.clamp(Duration::from_millis(1), look)) {
                 Ok(Notice::Stop) | Err(RecvTimeoutError::Disconnected) => break,
@@ -165,8 +166,8 @@ impl Keeping {
             self.act(actions);
             return;
         }
-        if self.behind {
-            self.behind = !self.hop.catch_up(LOOK_BEHIND);
+        if self.behind.is_some() && self.hop.catch_up(LOOK_BEHIND) {
+            self.behind = None;
         }
         let now = self.now();
         let (since, epoch, before) = self.counted;
@@ -210,7 +211,9 @@ impl Keeping {
                     let Some(link) = self.taken.remove(&attempt) else { continue };
                     let way = self.caller.current().map_or(0, |(_, way)| way);
                     tracing::info!(target: "shoal::path", way = %self.label(way), epoch, "a tensor link carries the hop");
-                    self.behind = self.hop.publish(epoch, link);
+                    if self.hop.publish(epoch, link) {
+                        self.behind = Some(self.now());
+                    }
                 }
                 Action::Down { reasons } => {
                     let ways = reasons.into_iter().map(|(way, reason)| format!("{}: {reason}", self.label(way)));

@@ -187,10 +187,10 @@ fn under_load(place: &Place, routes: &[Arc<Switched>], count: u64, trouble: impl
     let far = far.duplex(fence(), CHANNEL).unwrap();
     let (seen, done) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let mut receiving = Vec::new();
+        let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         for (sender, mut receiver) in [near, far] {
             let seen = &seen;
-            scope.spawn(move || send_all(sender, count, place));
+            sending.push(scope.spawn(move || send_all(sender, count, place)));
             receiving.push(scope.spawn(move || {
                 receive_all(&mut receiver, count, place, seen);
                 receiver
@@ -199,6 +199,8 @@ fn under_load(place: &Place, routes: &[Arc<Switched>], count: u64, trouble: impl
         let troubling = scope.spawn(|| trouble(&seen, &done));
         let receivers: Vec<PathReceiver> = receiving.into_iter().map(|thread| thread.join().unwrap()).collect();
         done.store(true, Ordering::Release);
+        // Whoever sent waits for the acknowledgement, and the receiving ends give it as long as they are there.
+        sending.into_iter().for_each(|thread| thread.join().unwrap());
         troubling.join().unwrap();
         drop(receivers);
     });
@@ -549,8 +551,13 @@ fn a_detour_takes_nobody_without_its_ticket() {
         assert_eq!(to.recv(&mut buffer, place.soon()), Ok(13));
         assert_eq!(&buffer[..13], b"whole message");
     }
-    let passed = lock(&between.detours)[0].passed();
-    assert_eq!((passed.messages_out, passed.bytes_out, passed.messages_back, passed.bytes_back), (1, 13, 1, 13));
+    // A message is counted when it has been passed on.
+    let expected = forward::Passed { messages_out: 1, bytes_out: 13, messages_back: 1, bytes_back: 13 };
+    let deadline = place.soon();
+    while lock(&between.detours)[0].passed() != expected {
+        assert!(place.effects.clock.now() < deadline, "{:?}", lock(&between.detours));
+        sleep_ms(1);
+    }
     // When one end leaves, the other one notices.
     far.close(CloseReason::Local);
     assert!(near.recv(&mut buffer, place.soon()).is_err());
