@@ -1,6 +1,6 @@
 //! A hop between two nodes that outlives its links.
 //!
-//! A [channel](crate::channel) lives on one link. A hop has all the ways that lead from one node to another (shared memory, this
+//! A [channel] lives on one link. A hop has all the ways that lead from one node to another (shared memory, this
 //! cable, that one, a detour over a third node), measures them, keeps its channel on the best, and moves it to the next
 //! best when a link fails: a pulled cable, a damaged frame, silence. [`PathSender`] and [`PathReceiver`] are used like the
 //! channel's halves and notice nothing of it. Nothing is lost, repeated or reordered: messages are kept until the
