@@ -9,6 +9,8 @@
 //!   be closed from any thread.
 //! * [`frame`]: the header of every message, which names instance, term, plan epoch and sequence, and carries checks.
 //! * [`channel`]: ordered tensor messages of one direction over a link, with slots, credits, acknowledgements and fences.
+//! * [`path`]: a hop between two nodes that outlives its links: it measures all ways to the peer, keeps its channel on the
+//!   best, and moves it when a link fails.
 //! * [`collective`]: sums over the vectors of several ranks, with the same bits on each.
 //! * [`access`]: which lease may touch which bytes of a slab, and the fence that must hold before they are lent again.
 //! * [`remote`]: `put` and `get` into leased memory of a peer, checked by its access table.
@@ -28,6 +30,7 @@ pub mod collective;
 pub mod env;
 pub mod frame;
 pub mod link;
+pub mod path;
 pub mod provider;
 pub mod region;
 pub mod remote;

@@ -119,6 +119,11 @@ impl Receiver {
         }
     }
 
+    /// The message that was received last, until its slot is given back.
+    pub fn held(&self) -> Option<Received<'_>> {
+        self.held.as_ref().map(look)
+    }
+
     /// Gives the slot of the last message back without waiting for the next one, and tells the sender if it is time to.
     pub fn give_back(&mut self) {
         let Some((_, slot)) = self.held.take() else { return };

@@ -249,6 +249,41 @@ impl Expected {
     }
 }
 
+/// Waits for any of several links, all of one desk, and says which it was.
+///
+/// # Errors
+/// [`AcceptError`]: at the deadline, or if one of them was cancelled or used.
+pub fn accept_any(expected: &[&Expected], deadline: Instant) -> Result<(usize, Arc<dyn Link>), AcceptError> {
+    let Some(first) = expected.first() else { return Err(AcceptError::Cancelled { id: 0 }) };
+    let desk = &first.desk;
+    let mut book = lock(&desk.book);
+    loop {
+        if book.stopped {
+            return Err(AcceptError::Stopped(desk.kind));
+        }
+        let mut refused = 0_u32;
+        for (index, id) in expected.iter().map(|expected| expected.id).enumerate() {
+            let Some(entry) = book.entries.get_mut(&id) else { return Err(AcceptError::Cancelled { id }) };
+            refused = refused.saturating_add(entry.refused);
+            match &entry.stage {
+                Stage::Open | Stage::Claimed => {}
+                Stage::Made(link) => {
+                    let link = Arc::clone(link);
+                    entry.stage = Stage::Taken;
+                    return Ok((index, link));
+                }
+                Stage::Taken => return Err(AcceptError::Used { id }),
+                Stage::Cancelled => return Err(AcceptError::Cancelled { id }),
+            }
+        }
+        let Some(wait) = nap(desk.clock.now(), deadline) else { return Err(AcceptError::Deadline { id: first.id, refused }) };
+        book = match desk.changed.wait_timeout(book, wait) {
+            Ok((book, _)) => book,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+    }
+}
+
 impl std::fmt::Debug for Expected {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Expected({:08x}…)", (self.id >> 96) as u32)
@@ -284,5 +319,43 @@ impl Canceller {
 impl std::fmt::Debug for Canceller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Canceller({:08x}…)", (self.id >> 96) as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::env::SystemRng;
+    use crate::provider::Provider;
+    use crate::provider::memory::{MemoryFabric, MemoryProvider, Shape};
+    use crate::testing::{effects, soon};
+
+    #[test]
+    fn whichever_of_several_links_comes_is_accepted() {
+        let effects = effects();
+        let fabric = MemoryFabric::new(&SystemRng, Shape::default());
+        let [near, far] = [0, 1].map(|_| MemoryProvider::new(effects.clone(), &fabric));
+        let tickets = [0; 3].map(|_| Ticket::random(&SystemRng));
+        let options = LinkOptions::default();
+        let expected: Vec<Expected> = tickets.iter().map(|ticket| far.expect(ticket, options).unwrap()).collect();
+        let all: Vec<&Expected> = expected.iter().collect();
+        let at_once = accept_any(&all, effects.after(Duration::ZERO)).map(|_| ()).unwrap_err();
+        assert!(matches!(at_once, AcceptError::Deadline { .. }));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| accept_any(&all, soon(&effects)).map(|(index, _)| index));
+            near.dial(&far.endpoints()[0], &tickets[1], options, soon(&effects)).unwrap();
+            assert_eq!(waiting.join().unwrap(), Ok(1));
+        });
+        assert!(matches!(accept_any(&all, soon(&effects)), Err(AcceptError::Used { id }) if id == tickets[1].id()));
+        let left = [&expected[0], &expected[2]];
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| accept_any(&left, soon(&effects)).map(|_| ()));
+            expected[2].cancel();
+            assert_eq!(waiting.join().unwrap(), Err(AcceptError::Cancelled { id: tickets[2].id() }));
+        });
+        far.shutdown();
+        assert!(matches!(accept_any(&left[..1], soon(&effects)), Err(AcceptError::Stopped(_))));
     }
 }

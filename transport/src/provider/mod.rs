@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use expected::{AcceptError, Canceller, Desk, Expected};
+pub use expected::{AcceptError, Canceller, Desk, Expected, accept_any};
 pub use ticket::Ticket;
 
 #[cfg(any(test, fuzzing))]

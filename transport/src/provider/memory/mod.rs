@@ -84,6 +84,11 @@ impl MemoryProvider {
     /// Joins `fabric`.
     pub fn new(effects: Effects, fabric: &MemoryFabric) -> Self {
         let desk = Desk::new(ProviderKind::Memory, Arc::clone(&effects.clock));
+        Self::with_desk(effects, fabric, desk)
+    }
+
+    /// Joins `fabric`, with a desk that other providers may have too.
+    pub fn with_desk(effects: Effects, fabric: &MemoryFabric, desk: Arc<Desk>) -> Self {
         let place = Arc::new(Place { desk, links: Mutex::default() });
         let mut ports = lock(&fabric.0.ports);
         ports.last += 1;
