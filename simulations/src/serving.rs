@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, ActorStatus};
 use shoal_actors::conductor::instance::InstanceState;
 use shoal_actors::conductor::journal::{Journal, JournalStore};
-use shoal_actors::conductor::{Conductor, ConductorArguments, ConductorMsg, Ground, Order};
+use shoal_actors::conductor::{Conductor, ConductorArguments, ConductorMsg, Ground, Order, Running};
 use shoal_actors::env::Env;
 use shoal_actors::ids::{InstanceId, NodeId};
 use shoal_actors::lease::{FenceHook, LeaseKeeper, Leases};
 use shoal_actors::membership::{MemberEvent, Membership};
+use shoal_actors::plan::{LinkMatrix, Plan};
 use shoal_actors::scheduler::{Generate, GenerateRefusal, SchedulerMsg};
 use shoal_actors::service::{Inbound, Services};
 use shoal_actors::stage::{StageNotices, Stages, Workers, WorkersArguments, WorkersMsg};
@@ -146,24 +147,27 @@ impl Serving {
             pipes: Arc::new(pipes.clone()),
             keeper: keeper.clone(),
             membership: membership.clone(),
+            links: Arc::new(LinkMatrix::new),
         };
         Ok(Self { pipes, ground, workers, conductors, schedulers, nursery })
     }
 
-    /// Has a conductor of this node assemble what is ordered. `told` hears of every change.
+    /// Has a conductor of this node assemble what is ordered. `told` hears of every change, and of the plan that
+    /// runs.
     ///
     /// # Errors
     /// If the conductor does not start.
-    pub async fn place(&self, order: Order, told: impl Fn(InstanceState) + Send + Sync + 'static) -> Result<(), String> {
+    pub async fn place(&self, order: Order, told: impl Fn(InstanceState, Option<Plan>) + Send + Sync + 'static) -> Result<(), String> {
         let (instance, schedulers, conductors) = (order.instance, Arc::clone(&self.schedulers), Arc::clone(&self.conductors));
-        let state = move |state: InstanceState, scheduler: Option<ActorRef<SchedulerMsg>>| {
-            if let Some(scheduler) = scheduler {
-                lock(&schedulers).insert(instance, scheduler);
-            }
+        let state = move |state: InstanceState, running: Option<Running>| {
+            let plan = running.map(|running| {
+                lock(&schedulers).insert(instance, running.scheduler);
+                running.plan
+            });
             if matches!(state, InstanceState::Failed(_)) {
                 lock(&conductors).remove(&instance);
             }
-            told(state);
+            told(state, plan);
         };
         let arguments = ConductorArguments { ground: self.ground.clone(), order, state: Arc::new(state) };
         let (conductor, _) =

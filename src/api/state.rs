@@ -314,6 +314,7 @@ impl Instance {
             InstanceState::Leasing => ("leasing", None),
             InstanceState::Loading => ("loading", None),
             InstanceState::Ready => ("ready", None),
+            InstanceState::Recovering(reason) => ("recovering", Some(reason.clone())),
             InstanceState::Stopping(reason) => ("stopping", Some(reason.clone())),
             InstanceState::Failed(reason) => ("failed", Some(reason.clone())),
             _ => ("unknown", None),

@@ -6,10 +6,12 @@ mod files;
 pub mod instance;
 pub mod journal;
 mod placement;
+mod recover;
 
-pub use actor::{Conductor, ConductorArguments, ConductorMsg, ConductorState, StateSink};
+pub use actor::{Conductor, ConductorArguments, ConductorMsg, ConductorState, Running, StateSink, Whole};
 pub use assemble::{Assembled, Ground, Order};
 pub use files::LocalFiles;
+pub(crate) use placement::links;
 pub use placement::{
     InstancesSink, Placement, PlacementActor, PlacementArguments, PlacementMsg, PlacementRefusal, PlacementReply, PlacementRequest,
     PlacementState, Prepared, Reuse, Schedulers,

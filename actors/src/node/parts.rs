@@ -198,6 +198,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     let route = schedulers.clone();
     services.serve::<Generate>(move |call| route.route(call)).map_err(|e| part("the schedulers")(e.to_string()))?;
     let announce = membership.clone();
+    let measured = topology.clone();
     let arguments = PlacementArguments {
         ground: Ground {
             env: env.clone(),
@@ -206,6 +207,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
             pipes,
             keeper: keeper.clone(),
             membership: membership.clone(),
+            links: Arc::new(move || crate::conductor::links(&measured.links())),
         },
         catalog: catalog.clone(),
         files,

@@ -10,6 +10,7 @@ mod cost;
 mod error;
 mod links;
 mod predict;
+mod repair;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use std::rc::Rc;
 
 pub use error::{PlanError, Shortage};
 pub use links::{Link, LinkEntry, LinkMatrix};
+pub use repair::{Repair, repair};
 pub use types::{Arrangement, Goal, Plan, PlanRequest, Prediction, Prefer, Shard, StageMemory, StagePlan};
 
 use crate::card::{ModelCard, NodeCard};

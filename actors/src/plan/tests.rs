@@ -6,11 +6,11 @@ use crate::ids::Incarnation;
 
 const MB: u64 = 1_000_000;
 
-fn id(n: usize) -> NodeId {
+pub(super) fn id(n: usize) -> NodeId {
     NodeId([n as u8; 32])
 }
 
-fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeCard {
+pub(super) fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeCard {
     NodeCard {
         node: id(n),
         incarnation: Incarnation(1),
@@ -41,7 +41,7 @@ fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeC
 }
 
 /// The shape of a model of 135 million parameters in four and a half bits.
-fn smollm2() -> ModelCard {
+pub(super) fn smollm2() -> ModelCard {
     ModelCard {
         architecture: "llama".to_owned(),
         name: "smollm2".to_owned(),
@@ -64,11 +64,11 @@ fn smollm2() -> ModelCard {
     }
 }
 
-fn model(layer_bytes: Vec<u64>) -> ModelCard {
+pub(super) fn model(layer_bytes: Vec<u64>) -> ModelCard {
     ModelCard { layers: layer_bytes.len() as u32, layer_bytes, ..smollm2() }
 }
 
-fn run(cards: &[NodeCard], model: &ModelCard, goal: &Goal) -> Result<Vec<Plan>, PlanError> {
+pub(super) fn run(cards: &[NodeCard], model: &ModelCard, goal: &Goal) -> Result<Vec<Plan>, PlanError> {
     plan(&PlanRequest { cards, links: &LinkMatrix::new(), model, goal })
 }
 

@@ -12,7 +12,7 @@ use shoal_actors::conductor::journal;
 use shoal_actors::env::TextModel;
 use shoal_actors::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
 use shoal_actors::node::{GenerateError, Generation, Piece};
-use shoal_actors::plan::{Goal, LinkMatrix, PlanRequest, plan};
+use shoal_actors::plan::{Goal, LinkMatrix, Plan, PlanRequest, plan};
 use shoal_actors::request::{GenerateRequest, Prompt};
 
 use super::{Stage, model};
@@ -127,14 +127,20 @@ impl Client {
             fetched_unix_seconds: None,
         };
         let term = Term { counter: 1, node: node.id };
-        let order = Order { instance, term, epoch: PlanEpoch(0), model, card, plan, members };
+        let goal = Goal { nodes_min: 1, ..goal };
+        let layers = card.layers;
+        let order = Order { instance, term, epoch: PlanEpoch(0), model, card, goal, plan, members };
         let (stage, number, me) = (self.stage.clone(), node.number, node.id);
-        let told = move |state: InstanceState| {
+        let told = move |state: InstanceState, plan: Option<Plan>| {
             stage.cluster.world.note(format!("node {number} says of {instance:?}: {state:?}"));
             match state {
                 InstanceState::Ready => {
-                    stage.count(|counts| counts.placed += 1);
-                    lock(&stage.instances).insert(instance, me);
+                    let again = lock(&stage.instances).insert(instance, me).is_some();
+                    stage.count(|counts| if again { counts.recovered += 1 } else { counts.placed += 1 });
+                    if let Some(plan) = plan.filter(|_| again) {
+                        let stages = plan.stages.into_iter().map(|stage| stage.layers).collect();
+                        lock(&stage.served).placed.push(Placed { instance, layers, stages });
+                    }
                 }
                 InstanceState::Stopping(_) | InstanceState::Failed(_) => {
                     lock(&stage.instances).remove(&instance);
