@@ -36,6 +36,8 @@ pub struct Counts {
     pub placed: u64,
     /// Pipelines that broke and were made whole.
     pub recovered: u64,
+    /// Instances that were taken over from a conductor that had died.
+    pub inherited: u64,
     /// Models that could not be placed.
     pub not_placed: u64,
     /// Answers that came to their end.
@@ -52,7 +54,7 @@ impl Counts {
     /// Adds another run's.
     pub fn add(&mut self, other: &Self) {
         let Self { granted, refused, abandoned, released, lost, claimed, claims_refused, crashes, cuts, severed, deaths_seen, .. } = other;
-        let Self { pauses, placed, recovered, not_placed, whole, broken_off, cancelled, tokens, .. } = other;
+        let Self { pauses, placed, recovered, inherited, not_placed, whole, broken_off, cancelled, tokens, .. } = other;
         self.granted += granted;
         self.refused += refused;
         self.abandoned += abandoned;
@@ -67,6 +69,7 @@ impl Counts {
         self.pauses += pauses;
         self.placed += placed;
         self.recovered += recovered;
+        self.inherited += inherited;
         self.not_placed += not_placed;
         self.whole += whole;
         self.broken_off += broken_off;

@@ -219,7 +219,8 @@ fn pull_stage(lan: &Lan, what: &str, victim: &Door, others: &[&Door], whole: &[u
     assert!(answer.done && answer.error.is_none(), "the answer broke off: {answer:?}");
     assert_eq!(answer.token_ids, whole, "nothing is lost, said twice or said otherwise");
     let state = others[0].state();
-    let holders = state["instances"][0]["stages"].as_array().map(|stages| stages.iter().map(|stage| id(&stage["node"])).collect::<Vec<_>>());
+    let holders =
+        state["instances"][0]["stages"].as_array().map(|stages| stages.iter().map(|stage| id(&stage["node"])).collect::<Vec<_>>());
     if holders.is_none_or(|holders| holders.contains(&victim.id.as_str())) {
         return false;
     }

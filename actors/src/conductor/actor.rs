@@ -2,17 +2,18 @@
 //! when it breaks, and takes everything down when that cannot be done or it is not wanted any more.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
-use super::assemble::{Assembled, Ground, Order, assemble, take_down};
+use super::assemble::{Assembled, Ground, Order, Paid, assemble, take_down};
 use super::instance::{InstanceState, InstanceSummary};
-use super::journal::{Journal, JournalRequest};
+use super::journal::{Journal, JournalEntry, JournalRequest};
 use super::recover::{Recovered, Standing, recover};
+use super::succession::{Heir, describe};
 use crate::env::Instant;
-use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch};
+use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
 use crate::lease::LeaseUse;
 use crate::membership::ClusterView;
 use crate::plan::Plan;
@@ -31,7 +32,7 @@ const CAUSE_WAIT: Duration = Duration::from_millis(150);
 const SETTLED: Duration = Duration::from_secs(30);
 /// How often it may.
 const RELAPSES: u32 = 3;
-/// How often an instance that was made whole without some of its holders looks whether they are back.
+/// How often a conductor looks whether there is another one.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// What a conductor reports to the placement actor: the state and, once it is ready, what runs.
@@ -54,8 +55,37 @@ pub struct ConductorArguments {
     pub ground: Ground,
     /// What to assemble.
     pub order: Order,
+    /// Whether there is something of it already.
+    pub begin: Begin,
     /// Told of every change.
     pub state: StateSink,
+}
+
+/// What a conductor begins with.
+#[derive(Debug)]
+pub struct Begin {
+    /// What stands from an arrangement before; `None`: nothing.
+    standing: Option<Vec<Paid>>,
+    /// Requests to go on with.
+    entries: Vec<JournalEntry>,
+    /// Why it has to be made whole.
+    reason: String,
+}
+
+impl Begin {
+    /// With nothing.
+    pub fn anew() -> Self {
+        Self { standing: None, entries: Vec::new(), reason: String::new() }
+    }
+}
+
+impl ConductorArguments {
+    /// Goes on with what was taken over.
+    pub fn heir(ground: Ground, heir: Heir, state: StateSink) -> Self {
+        let Heir { order, paid, entries, from } = heir;
+        let reason = format!("node {}, which conducted it, is gone", from.short());
+        Self { ground, order, begin: Begin { standing: Some(paid), entries, reason }, state }
+    }
 }
 
 /// Messages of a conductor.
@@ -197,6 +227,7 @@ impl ConductorState {
                     pipeline,
                     vocabulary: order.card.vocabulary as usize,
                     text,
+                    entries: std::mem::take(&mut self.arguments.begin.entries),
                     services: ground.services.clone(),
                 };
                 match Actor::spawn_linked(None, SchedulerActor, arguments, self.me.get_cell()).await {
@@ -242,6 +273,11 @@ impl ConductorState {
         if self.ended || self.assembling {
             return;
         }
+        let order = &self.arguments.order;
+        let known = self.arguments.ground.journal.lock().unwrap_or_else(PoisonError::into_inner).term(order.instance);
+        if let Some(by) = known.filter(|term| *term > order.term) {
+            return self.superseded(by).await;
+        }
         let now = self.arguments.ground.env.clock.now();
         let settled = self.relapses.0.is_none_or(|since| now.since(since) >= SETTLED);
         if settled {
@@ -260,18 +296,18 @@ impl ConductorState {
             closer.close();
         }
         self.assembling = true;
-        let standing = Standing { order: self.arguments.order.clone(), leases: std::mem::take(&mut self.leases) };
+        let paid = std::mem::take(&mut self.leases).into_iter().map(Some).collect();
+        let standing = Standing { order: self.arguments.order.clone(), paid };
         let (ground, me) = (self.arguments.ground.clone(), self.me.clone());
         let task = async move {
-            let result = recover(&ground, standing).await;
-            let _ = me.cast(ConductorMsg::Recovered(Box::new(Whole(result))));
+            let _ = me.cast(ConductorMsg::Recovered(Box::new(Whole(recover(&ground, standing).await))));
         };
         self.arguments.ground.env.spawner.task("recover", Box::pin(task));
     }
 
     async fn recovered(&mut self, result: Result<Recovered, String>) {
         self.assembling = false;
-        let cause = self.broken.take().map(|(_, reason)| reason).unwrap_or_default();
+        let cause = self.broken.take().map_or_else(|| std::mem::take(&mut self.arguments.begin.reason), |(_, reason)| reason);
         match result {
             Ok(Recovered { order, placed, assembled }) => {
                 let now = self.arguments.ground.env.clock.now();
@@ -294,11 +330,7 @@ impl ConductorState {
             return;
         }
         let known = others(&view, order).map(|(_, other)| other.instance).collect();
-        let first = self.fork.is_none();
         self.fork.get_or_insert(Fork { missing: BTreeSet::new(), known }).missing.extend(missing);
-        if first {
-            self.look_soon();
-        }
     }
 
     fn look_soon(&self) {
@@ -310,21 +342,42 @@ impl ConductorState {
         self.arguments.ground.env.spawner.task("conductor", Box::pin(look));
     }
 
-    /// Yields to an instance that came up among those who were missing, as soon as nobody is being answered here.
-    fn look(&self) {
-        let Some(fork) = self.fork.as_ref().filter(|_| !self.ended) else { return };
-        let (order, view) = (&self.arguments.order, self.arguments.ground.membership.view());
-        let theirs = others(&view, order).find(|(conductor, other)| {
-            let among = fork.missing.contains(conductor) || other.stages.iter().any(|stage| fork.missing.contains(&stage.node));
-            // If they think the same of this one, only one of the two yields.
-            among && !fork.known.contains(&other.instance) && (!other.forked || other.instance < order.instance)
-        });
-        if let (Some((conductor, other)), Some(scheduler), false) = (theirs, &self.scheduler, self.assembling) {
-            let me = self.me.clone();
-            tracing::info!(target: "shoal::conductor", ?conductor, theirs = ?other.instance, "the model is there twice; yielding once idle");
-            let _ = scheduler.cast(SchedulerMsg::IfIdle(Box::new(move || drop(me.cast(ConductorMsg::Unload(Box::new(|| {})))))));
+    /// Looks whether somebody else conducts the instance by now, or has the model on an instance that came up among those who were
+    /// missing: then one of the two is too many.
+    async fn look(&mut self) {
+        if self.ended {
+            return;
+        }
+        let order = &self.arguments.order;
+        let view = self.arguments.ground.membership.view();
+        let mut known = view.alive().flat_map(|(_, member)| &member.card.instances);
+        if let Some(other) = known.find(|other| other.instance == order.instance && other.term > order.term) {
+            return self.superseded(other.term).await;
+        }
+        if let (Some(fork), Some(scheduler), false) = (&self.fork, &self.scheduler, self.assembling) {
+            let theirs = others(&view, order).find(|(conductor, other)| {
+                let among = fork.missing.contains(conductor) || other.stages.iter().any(|stage| fork.missing.contains(&stage.node));
+                // If they think the same of this one, only one of the two yields.
+                among && !fork.known.contains(&other.instance) && (!other.forked || other.instance < order.instance)
+            });
+            if let Some((conductor, other)) = theirs {
+                let me = self.me.clone();
+                tracing::info!(target: "shoal::conductor", ?conductor, theirs = ?other.instance, "the model is there twice; yielding once idle");
+                let _ = scheduler.cast(SchedulerMsg::IfIdle(Box::new(move || drop(me.cast(ConductorMsg::Unload(Box::new(|| {})))))));
+            }
         }
         self.look_soon();
+    }
+
+    /// Somebody conducts the instance under a higher term: what is held of it here goes, and who is answered here finds the other one.
+    async fn superseded(&mut self, by: Term) {
+        tracing::warn!(target: "shoal::conductor", instance = ?self.arguments.order.instance, ?by, "the instance is conducted under a higher term");
+        if let Some(scheduler) = self.scheduler.take() {
+            // Readers are told that it is not here, not that it failed.
+            scheduler.stop(None);
+        }
+        self.broken = Some((Cause::Node, format!("node {} conducts it now", by.node.short())));
+        self.end().await;
     }
 
     /// Watches who holds stages now, and nobody else.
@@ -410,9 +463,9 @@ impl ConductorState {
 
 /// The other instances of the same model that answer, with their conductors.
 fn others<'a>(view: &'a ClusterView, order: &'a Order) -> impl Iterator<Item = (NodeId, &'a InstanceSummary)> {
-    view.alive()
-        .flat_map(|(node, member)| member.card.instances.iter().map(move |instance| (node, instance)))
-        .filter(move |(_, other)| other.sha256 == order.model.sha256 && other.instance != order.instance && other.state == InstanceState::Ready)
+    view.alive().flat_map(|(node, member)| member.card.instances.iter().map(move |instance| (node, instance))).filter(move |(_, other)| {
+        other.sha256 == order.model.sha256 && other.instance != order.instance && other.state == InstanceState::Ready
+    })
 }
 
 /// `layers 0–11`, or `layer 11`.
@@ -432,14 +485,30 @@ impl Actor for Conductor {
         for node in arguments.order.plan.nodes().collect::<BTreeSet<_>>() {
             arguments.ground.membership.watch_closely(node);
         }
-        (arguments.state)(InstanceState::Leasing, None);
+        let mut arguments = arguments;
         let (ground, order, state, reply) = (arguments.ground.clone(), arguments.order.clone(), Arc::clone(&arguments.state), me.clone());
-        let task = async move {
-            let result = assemble(&ground, &order, &[], &|| state(InstanceState::Loading, None)).await;
-            let _ = reply.cast(ConductorMsg::Assembled(Box::new(result.map_err(|failure| failure.reason))));
-        };
-        arguments.ground.env.spawner.task("assemble", Box::pin(task));
-        Ok(ConductorState {
+        match arguments.begin.standing.take() {
+            None => {
+                state(InstanceState::Leasing, None);
+                let task = async move {
+                    let result = assemble(&ground, &order, &[], &|| state(InstanceState::Loading, None)).await;
+                    if result.is_ok() {
+                        describe(&ground, &order).await;
+                    }
+                    let _ = reply.cast(ConductorMsg::Assembled(Box::new(result.map_err(|failure| failure.reason))));
+                };
+                arguments.ground.env.spawner.task("assemble", Box::pin(task));
+            }
+            Some(paid) => {
+                state(InstanceState::Recovering(arguments.begin.reason.clone()), None);
+                let task = async move {
+                    let result = recover(&ground, Standing { order, paid }).await;
+                    let _ = reply.cast(ConductorMsg::Recovered(Box::new(Whole(result))));
+                };
+                arguments.ground.env.spawner.task("recover", Box::pin(task));
+            }
+        }
+        let state = ConductorState {
             arguments,
             me,
             leases: Vec::new(),
@@ -453,7 +522,9 @@ impl Actor for Conductor {
             fork: None,
             ended: false,
             unloads: Vec::new(),
-        })
+        };
+        state.look_soon();
+        Ok(state)
     }
 
     async fn handle(
@@ -490,7 +561,7 @@ impl Actor for Conductor {
                 }
             }
             ConductorMsg::Act => state.act().await,
-            ConductorMsg::Look => state.look(),
+            ConductorMsg::Look => state.look().await,
             ConductorMsg::Unload(done) => {
                 if state.ended {
                     done();

@@ -1,9 +1,10 @@
 //! Turning a plan into a running pipeline: lease, load, link. All or nothing.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::journal::JournalStore;
 use crate::card::ModelCard;
 use crate::catalog::LocalModel;
 use crate::env::{Env, TextModel};
@@ -50,7 +51,14 @@ pub struct Ground {
     pub membership: Membership,
     /// How they are connected, as far as it was measured.
     pub links: Arc<dyn Fn() -> LinkMatrix + Send + Sync>,
+    /// What this node remembers for others.
+    pub journal: Arc<Mutex<JournalStore>>,
+    /// Finds a model on this node's disk by its hash. May take a while.
+    pub models: FindModel,
 }
+
+/// Finds a model on disk by its hash.
+pub type FindModel = Arc<dyn Fn(&str) -> Option<LocalModel> + Send + Sync>;
 
 /// What is to be assembled.
 #[derive(Clone)]

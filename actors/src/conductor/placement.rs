@@ -7,11 +7,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use ractor::{Actor, ActorProcessingErr, ActorRef, ActorStatus};
 use serde::{Deserialize, Serialize};
 
-use super::actor::{Conductor, ConductorArguments, ConductorMsg, Running};
+use super::actor::{Begin, Conductor, ConductorArguments, ConductorMsg, Running, StateSink};
 use super::assemble::{Ground, Order};
 use super::files::LocalFiles;
 use super::instance::{InstanceState, InstanceSummary, StageSummary};
 use super::journal;
+use super::succession::{Heir, succeed};
 use crate::card::{ModelCard, NodeCard};
 use crate::catalog::{Catalog, LocalModel};
 use crate::countdown::Countdown;
@@ -174,6 +175,9 @@ pub enum PlacementMsg {
     Notice(StageNotice),
     /// A node is gone.
     Gone(NodeId),
+    /// An instance whose conductor is gone was taken over.
+    #[doc(hidden)]
+    Heir(Box<Heir>),
     /// This node does not hold a lease any more; the text says why.
     LeaseLost(LeaseId, String),
     /// Take everything down; answered when it is.
@@ -206,6 +210,7 @@ impl fmt::Debug for PlacementMsg {
             Self::State(..) => "State",
             Self::Notice(_) => "Notice",
             Self::Gone(_) => "Gone",
+            Self::Heir(_) => "Heir",
             Self::LeaseLost(..) => "LeaseLost",
             Self::Stop(_) => "Stop",
         })
@@ -325,24 +330,44 @@ impl PlacementState {
         let holders: Vec<NodeId> = plan.nodes().collect();
         let view = self.arguments.ground.membership.view();
         let members = journal::members(&holders, std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node)));
+        let goal = Goal { sha256: Some(model.sha256.clone()), only_on_disk: true, ..goal };
+        let order = Order { instance, term, epoch: PlanEpoch(0), model, card, goal, plan, members };
+        let arguments = ConductorArguments { ground: ground.clone(), order, begin: Begin::anew(), state: self.sink(instance) };
+        self.conduct(InstanceState::Leasing, arguments).await
+    }
+
+    /// What a conductor of this node reports to.
+    fn sink(&self, instance: InstanceId) -> StateSink {
+        let me = self.me.clone();
+        Arc::new(move |state, running| drop(me.cast(PlacementMsg::State(instance, state, running.map(Box::new)))))
+    }
+
+    /// Goes on with an instance that was taken over.
+    async fn heir(&mut self, heir: Heir) {
+        let instance = heir.instance();
+        let arguments = ConductorArguments::heir(self.arguments.ground.clone(), heir, self.sink(instance));
+        let begins = InstanceState::Recovering("its conductor is gone".to_owned());
+        match self.conduct(begins, arguments).await {
+            Ok(_) => self.publish(),
+            Err(reason) => tracing::error!(target: "shoal::conductor", ?instance, %reason, "an instance that was taken over is lost"),
+        }
+    }
+
+    /// Starts a conductor.
+    async fn conduct(&mut self, begins: InstanceState, arguments: ConductorArguments) -> Result<InstanceId, String> {
+        let Order { instance, term, model, plan, .. } = &arguments.order;
+        let instance = *instance;
         let summary = InstanceSummary {
             instance,
             model: model.name.clone(),
             sha256: model.sha256.clone(),
-            term,
-            state: InstanceState::Leasing,
+            term: *term,
+            state: begins,
             context_tokens: plan.context_tokens,
-            stages: stages(&plan),
+            stages: stages(plan),
             decode_tok_s: plan.predicted.decode_tok_s,
             prefill_tok_s: plan.predicted.prefill_tok_s,
             forked: false,
-        };
-        let me = self.me.clone();
-        let goal = Goal { sha256: Some(model.sha256.clone()), only_on_disk: true, ..goal };
-        let arguments = ConductorArguments {
-            ground: ground.clone(),
-            order: Order { instance, term, epoch: PlanEpoch(0), model, card, goal, plan, members },
-            state: Arc::new(move |state, running| drop(me.cast(PlacementMsg::State(instance, state, running.map(Box::new))))),
         };
         let spawned = Actor::spawn_linked(None, Conductor, arguments, self.me.get_cell()).await;
         let (conductor, _) = spawned.map_err(|error| format!("the conductor did not start: {error}"))?;
@@ -453,7 +478,12 @@ impl Actor for PlacementActor {
                     let _ = held.conductor.cast(ConductorMsg::Notice(notice));
                 }
             }
-            PlacementMsg::Gone(node) => state.tell(|| ConductorMsg::Gone(node)),
+            PlacementMsg::Gone(node) => {
+                state.tell(|| ConductorMsg::Gone(node));
+                let me = state.me.clone();
+                succeed(&state.arguments.ground, node, move |heir| drop(me.cast(PlacementMsg::Heir(Box::new(heir)))));
+            }
+            PlacementMsg::Heir(heir) => state.heir(*heir).await,
             PlacementMsg::LeaseLost(lease, reason) => state.tell(|| ConductorMsg::LeaseLost(lease, reason.clone())),
             PlacementMsg::Stop(done) => state.stop(done),
         }

@@ -8,8 +8,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use futures::future::join_all;
+
 use super::assemble::{Assembled, Failure, Ground, Order, Paid, assemble, give_back, take_down};
 use super::journal;
+use super::succession::describe;
 use crate::card::NodeCard;
 use crate::ids::{NodeId, PlanEpoch};
 use crate::lease::LeaseUse;
@@ -20,10 +23,10 @@ const ATTEMPTS: u32 = 8;
 /// Pause before the next one, longer each time: a node that is about to be noticed as gone is noticed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a recovery begins with, and what it comes to: an arrangement and the leases that pay for its stages.
+/// What a recovery begins with: an arrangement, and the leases that pay for its stages.
 pub(super) struct Standing {
     pub(super) order: Order,
-    pub(super) leases: Vec<Vec<LeaseUse>>,
+    pub(super) paid: Vec<Paid>,
 }
 
 /// A pipeline that was made whole.
@@ -40,8 +43,7 @@ pub(super) struct Recovered {
 /// # Errors
 /// Words for the user: what is missing. Nothing stands any more then, and every lease is given back.
 pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recovered, String> {
-    let Standing { mut order, leases } = standing;
-    let mut paid: Vec<Paid> = leases.into_iter().map(Some).collect();
+    let Standing { mut order, mut paid } = standing;
     // Nodes that were asked to take layers and did not.
     let mut avoided = BTreeSet::new();
     let mut placed = false;
@@ -54,7 +56,11 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
         }
         placed |= paid.iter().any(Option::is_none);
         match assemble(ground, &order, &paid, &|| {}).await {
-            Ok(assembled) => return Ok(Recovered { order, placed, assembled }),
+            Ok(assembled) => {
+                tell_owners(ground, &order, &paid).await;
+                describe(ground, &order).await;
+                return Ok(Recovered { order, placed, assembled });
+            }
             Err(Failure { reason: why, stages }) => {
                 tracing::info!(target: "shoal::conductor", instance = ?order.instance, attempt, reason = %why, "not made whole yet");
                 reason = why;
@@ -71,6 +77,17 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
     let leases: Vec<Vec<LeaseUse>> = paid.into_iter().map(Option::unwrap_or_default).collect();
     take_down(ground, &order, &leases).await;
     Err(reason)
+}
+
+/// Tells the owners of what stands who may take it over from now on. Those of new leases were told with them.
+async fn tell_owners(ground: &Ground, order: &Order, paid: &[Paid]) {
+    let standing: BTreeSet<NodeId> = order.plan.nodes().zip(paid).filter(|(_, paid)| paid.is_some()).map(|(node, _)| node).collect();
+    let claims = standing.into_iter().map(|owner| ground.keeper.claim(owner, order.instance, order.term, order.members.clone()));
+    for result in join_all(claims).await {
+        if let Err(error) = result {
+            tracing::debug!(target: "shoal::conductor", %error, "an owner does not know the new members");
+        }
+    }
 }
 
 /// Gives up a stage of which its holder will not make use again.

@@ -32,7 +32,7 @@ use tokio::sync::watch;
 
 pub use builder::NodeBuilder;
 pub use error::{NodeError, StartError};
-pub use generation::{GenerateError, Generation, Piece};
+pub use generation::{GenerateError, Generation, Locate, Piece, Reach, locate};
 pub use pool::{LeaseFailure, Pool, UserLease};
 
 use crate::catalog::Catalog;
@@ -385,7 +385,7 @@ impl Node {
                 stop: options.stop.clone(),
                 ignore_end: options.ignore_end,
             };
-            match Generation::start(&self.0.services, instance.term.node, request).await {
+            match Generation::start(self.reach(), instance.term.node, request).await {
                 // The instance went down between the look and the request: its card is old news.
                 Err(GenerateError::Refused(GenerateRefusal::UnknownInstance(_) | GenerateRefusal::Unavailable(_))) if again => {
                     let gone = instance.instance;
@@ -395,6 +395,12 @@ impl Node {
             }
         }
         Err(NodeError::UnknownInstance(instance.instance))
+    }
+
+    /// How answers of this node find who conducts their instance.
+    fn reach(&self) -> Reach {
+        let locate = generation::locate(self.0.membership.clone());
+        Reach { services: self.0.services.clone(), clock: Arc::clone(&self.0.env.clock), locate }
     }
 
     /// Places a model whose known instance is gone, whatever the cards still say.

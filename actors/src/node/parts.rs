@@ -191,14 +191,15 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     *workers.lock().unwrap_or_else(PoisonError::into_inner) = Some(worker.clone());
     services.serve_actor::<Stages, _>(worker.clone()).map_err(|e| part("the stage workers")(e.to_string()))?;
 
-    let journal = Mutex::new(JournalStore::new(JOURNAL_INSTANCES, JOURNAL_ENTRIES));
-    services.serve::<Journal>(move |call| keep_journal(&journal, call)).map_err(|e| part("the journal")(e.to_string()))?;
+    let journal = Arc::new(Mutex::new(JournalStore::new(JOURNAL_INSTANCES, JOURNAL_ENTRIES)));
+    let kept = Arc::clone(&journal);
+    services.serve::<Journal>(move |call| keep_journal(&kept, call)).map_err(|e| part("the journal")(e.to_string()))?;
 
     let schedulers = Schedulers::default();
     let route = schedulers.clone();
     services.serve::<Generate>(move |call| route.route(call)).map_err(|e| part("the schedulers")(e.to_string()))?;
     let announce = membership.clone();
-    let measured = topology.clone();
+    let (measured, known, store) = (topology.clone(), files.clone(), catalog.clone());
     let arguments = PlacementArguments {
         ground: Ground {
             env: env.clone(),
@@ -208,6 +209,8 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
             keeper: keeper.clone(),
             membership: membership.clone(),
             links: Arc::new(move || crate::conductor::links(&measured.links())),
+            journal,
+            models: Arc::new(move |sha256| known.model(&store, sha256)),
         },
         catalog: catalog.clone(),
         files,

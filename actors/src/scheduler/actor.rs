@@ -63,6 +63,8 @@ pub struct SchedulerArguments {
     pub vocabulary: usize,
     /// Tokenizer and template.
     pub text: Arc<dyn TextModel>,
+    /// Requests to go on with, as the members of the instance remember them.
+    pub entries: Vec<JournalEntry>,
     /// Peers.
     pub services: Services,
 }
@@ -203,6 +205,34 @@ impl SchedulerState {
         Ok(())
     }
 
+    /// Goes on with a request that a conductor before had accepted. What it told its reader of how likely those tokens were is lost.
+    fn inherit(&mut self, entry: JournalEntry) {
+        let JournalEntry { request, prompt, emitted } = entry;
+        let (now, id) = (self.arguments.env.clock.now(), request.id);
+        let Ok(stop) = StopMatcher::new(request.stop.clone()) else { return };
+        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        self.answers.open(now, id, prompt_tokens, self.arguments.text.decoder(), stop);
+        let pushed = |token: &u32| self.answers.push(id, *token, None, Vec::new(), &mut send_chunk);
+        let stopped = emitted.iter().map(pushed).any(|pushed| pushed == Pushed::Stopped);
+        let max_tokens = request.max_tokens.unwrap_or(u32::MAX);
+        let ended = match (stopped, emitted.len() >= max_tokens as usize) {
+            (true, _) => Some(Finish::Stop),
+            (false, true) => Some(Finish::Length),
+            _ if prompt.len() + emitted.len() >= self.arguments.pipeline.config.context_tokens as usize => Some(Finish::Length),
+            _ => None,
+        };
+        if let Some(reason) = ended {
+            return self.answers.finish(now, id, reason, super::Timing::default(), &mut send_chunk);
+        }
+        let ends = if request.ignore_end { BTreeSet::new() } else { self.arguments.text.ends() };
+        let work = Work { id, prompt, emitted, sampling: request.sampling.clone(), max_tokens, ends };
+        if let Err(error) = self.machine.submit(now, work) {
+            return self.answers.fail(now, id, error.to_string(), &mut send_chunk);
+        }
+        self.journaled.insert(id);
+        self.requests.insert(id, (request, 0));
+    }
+
     /// Has the other members remember a request as far as it is; the first that does is enough to accept it.
     fn store(&mut self, request: RequestId) {
         let Some(((prompt, emitted), (asked, _))) = self.machine.known(request).zip(self.requests.get(&request)) else {
@@ -341,6 +371,10 @@ impl SchedulerState {
         }
         self.pump();
         // The members may be others than before.
+        self.store_all();
+    }
+
+    fn store_all(&mut self) {
         let all: Vec<RequestId> = self.requests.keys().copied().collect();
         all.into_iter().for_each(|request| self.store(request));
     }
@@ -443,7 +477,9 @@ impl Actor for SchedulerActor {
             }
         };
         arguments.env.spawner.task("scheduler ticks", Box::pin(ticks));
-        Ok(SchedulerState {
+        let mut arguments = arguments;
+        let entries = std::mem::take(&mut arguments.entries);
+        let mut state = SchedulerState {
             machine: Scheduler::new(arguments.pipeline.config.clone()),
             arguments,
             me,
@@ -454,7 +490,15 @@ impl Actor for SchedulerActor {
             suspended: false,
             broken: None,
             message: Vec::new(),
-        })
+        };
+        entries.into_iter().for_each(|entry| state.inherit(entry));
+        state.store_all();
+        Ok(state)
+    }
+
+    async fn post_start(&self, _me: ActorRef<SchedulerMsg>, state: &mut SchedulerState) -> Result<(), ActorProcessingErr> {
+        state.pump();
+        Ok(())
     }
 
     async fn handle(
