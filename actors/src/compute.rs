@@ -8,10 +8,11 @@ use shoal_engine::card::ModelCard;
 use shoal_engine::chat::{ChatOptions, ChatTemplate, Message};
 use shoal_engine::device::Device;
 use shoal_engine::gguf::Gguf;
-use shoal_engine::stage::{self, Stage, StageOptions, StageSpec};
+use shoal_engine::stage::{self, Input, Row, SequenceId, Stage, StageOptions, StageSpec, StepError};
 use shoal_engine::tokenizer::{DecodeStream, Tokenizer};
 
 use crate::card::DeviceCard;
+use crate::catalog::InUse;
 use crate::env::{Clock, Compute, ComputeError, TextDecoder, TextModel};
 use crate::request::{ChatMessage, Prompt};
 use crate::survey;
@@ -58,8 +59,54 @@ impl Compute for EngineCompute {
     }
 
     fn load(&self, path: &Path, spec: &StageSpec, options: &StageOptions) -> Result<Box<dyn Stage>, ComputeError> {
+        let in_use = InUse::take(path);
         let file = Gguf::open(path).map_err(failed)?;
-        stage::load_to(self.device, &file, spec, options).map_err(failed)
+        let stage = stage::load_to(self.device, &file, spec, options).map_err(failed)?;
+        Ok(Box::new(Loaded { stage, _in_use: in_use }))
+    }
+}
+
+/// A stage, and the mark on its model's file that somebody needs it: whoever repairs or moves it reads the file again.
+struct Loaded {
+    stage: Box<dyn Stage>,
+    _in_use: InUse,
+}
+
+impl Stage for Loaded {
+    fn hidden(&self) -> usize {
+        self.stage.hidden()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.stage.vocabulary()
+    }
+
+    fn is_first(&self) -> bool {
+        self.stage.is_first()
+    }
+
+    fn is_last(&self) -> bool {
+        self.stage.is_last()
+    }
+
+    fn step(&mut self, rows: &[Row], input: Input<'_>, output: &mut [f32]) -> Result<(), StepError> {
+        self.stage.step(rows, input, output)
+    }
+
+    fn free(&mut self, sequence: SequenceId) {
+        self.stage.free(sequence);
+    }
+
+    fn page_tokens(&self) -> usize {
+        self.stage.page_tokens()
+    }
+
+    fn pages(&self) -> (usize, usize) {
+        self.stage.pages()
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.stage.weight_bytes()
     }
 }
 

@@ -34,6 +34,10 @@ pub struct Counts {
     pub pauses: u64,
     /// Models placed.
     pub placed: u64,
+    /// Pipelines that broke and were made whole.
+    pub recovered: u64,
+    /// Instances that were taken over from a conductor that had died.
+    pub inherited: u64,
     /// Models that could not be placed.
     pub not_placed: u64,
     /// Answers that came to their end.
@@ -50,7 +54,7 @@ impl Counts {
     /// Adds another run's.
     pub fn add(&mut self, other: &Self) {
         let Self { granted, refused, abandoned, released, lost, claimed, claims_refused, crashes, cuts, severed, deaths_seen, .. } = other;
-        let Self { pauses, placed, not_placed, whole, broken_off, cancelled, tokens, .. } = other;
+        let Self { pauses, placed, recovered, inherited, not_placed, whole, broken_off, cancelled, tokens, .. } = other;
         self.granted += granted;
         self.refused += refused;
         self.abandoned += abandoned;
@@ -64,6 +68,8 @@ impl Counts {
         self.deaths_seen += deaths_seen;
         self.pauses += pauses;
         self.placed += placed;
+        self.recovered += recovered;
+        self.inherited += inherited;
         self.not_placed += not_placed;
         self.whole += whole;
         self.broken_off += broken_off;

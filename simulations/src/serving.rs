@@ -4,17 +4,19 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, ActorStatus};
-use shoal_actors::conductor::instance::InstanceState;
+use shoal_actors::catalog::LocalModel;
+use shoal_actors::conductor::instance::{InstanceState, InstanceSummary, StageSummary};
 use shoal_actors::conductor::journal::{Journal, JournalStore};
-use shoal_actors::conductor::{Conductor, ConductorArguments, ConductorMsg, Ground, Order};
+use shoal_actors::conductor::{Begin, Conductor, ConductorArguments, ConductorMsg, Ground, Order, Running, StateSink, succeed};
 use shoal_actors::env::Env;
-use shoal_actors::ids::{InstanceId, NodeId};
+use shoal_actors::ids::{InstanceId, NodeId, Term};
 use shoal_actors::lease::{FenceHook, LeaseKeeper, Leases};
 use shoal_actors::membership::{MemberEvent, Membership};
+use shoal_actors::plan::{LinkMatrix, Plan, StagePlan};
 use shoal_actors::scheduler::{Generate, GenerateRefusal, SchedulerMsg};
 use shoal_actors::service::{Inbound, Services};
 use shoal_actors::stage::{StageNotices, Stages, Workers, WorkersArguments, WorkersMsg};
@@ -77,15 +79,96 @@ pub(crate) struct Parts<'a> {
     pub(crate) nursery: ActorRef<()>,
 }
 
+/// Told of every change of an instance that a node conducts, and of the plan that runs.
+pub type Told = Arc<dyn Fn(InstanceId, InstanceState, Option<Plan>) + Send + Sync>;
+
+/// The conductors of one life of a node.
+#[derive(Clone)]
+struct Keepers {
+    ground: Ground,
+    conductors: Book<ConductorMsg>,
+    schedulers: Book<SchedulerMsg>,
+    summaries: Arc<Mutex<BTreeMap<InstanceId, InstanceSummary>>>,
+    told: Arc<Mutex<Option<Told>>>,
+    nursery: ActorRef<()>,
+}
+
+impl Keepers {
+    /// Starts a conductor, whose reports go onto the node's card, as in a node.
+    async fn conduct(&self, order: &Order, begin: impl FnOnce(StateSink) -> ConductorArguments) -> Result<(), String> {
+        let Order { instance, term, plan, model, .. } = order;
+        let (instance, summary) = (*instance, summary(*instance, *term, &model.name, plan));
+        lock(&self.summaries).insert(instance, summary);
+        let keepers = self.clone();
+        let arguments = begin(Arc::new(move |state, running| keepers.hears(instance, state, running)));
+        let spawned = Actor::spawn_linked(None, Conductor, arguments, self.nursery.get_cell()).await;
+        let (conductor, _) = spawned.map_err(|error| error.to_string())?;
+        lock(&self.conductors).insert(instance, conductor);
+        Ok(())
+    }
+
+    fn hears(&self, instance: InstanceId, state: InstanceState, running: Option<Running>) {
+        let mut summaries = lock(&self.summaries);
+        if matches!(state, InstanceState::Failed(_)) {
+            lock(&self.conductors).remove(&instance);
+            summaries.remove(&instance);
+        }
+        if let Some(known) = summaries.get_mut(&instance) {
+            known.state = state.clone();
+            if let Some(Running { plan, forked, .. }) = &running {
+                *known = InstanceSummary { state: state.clone(), forked: *forked, ..summary(instance, known.term, &known.model, plan) };
+            }
+        }
+        let all: Vec<InstanceSummary> = summaries.values().cloned().collect();
+        drop(summaries);
+        self.ground.membership.update_card(move |card| card.instances = all);
+        let plan = running.map(|running| {
+            lock(&self.schedulers).insert(instance, running.scheduler);
+            running.plan
+        });
+        let told = lock(&self.told).clone();
+        told.into_iter().for_each(|told| told(instance, state.clone(), plan.clone()));
+    }
+
+    /// A node is gone: the instances that it was of, and those that it conducted.
+    fn gone(&self, node: NodeId) {
+        lock(&self.conductors).values().for_each(|conductor| drop(conductor.cast(ConductorMsg::Gone(node))));
+        let keepers = self.clone();
+        succeed(&self.ground, node, move |heir| {
+            let keepers = keepers.clone();
+            let spawner = Arc::clone(&keepers.ground.env.spawner);
+            let task = async move {
+                let order = heir.order().clone();
+                // It fails only when the node is ending.
+                let _ = keepers.conduct(&order, |state| ConductorArguments::heir(keepers.ground.clone(), heir, state)).await;
+            };
+            spawner.task("heir", Box::pin(task));
+        });
+    }
+}
+
+fn summary(instance: InstanceId, term: Term, model: &str, plan: &Plan) -> InstanceSummary {
+    let stage = |s: &StagePlan| StageSummary { node: s.node, layers: s.layers.clone(), lease_bytes: s.memory.total() };
+    InstanceSummary {
+        instance,
+        model: model.to_owned(),
+        sha256: SHA256.to_owned(),
+        term,
+        state: InstanceState::Leasing,
+        context_tokens: plan.context_tokens,
+        stages: plan.stages.iter().map(stage).collect(),
+        decode_tok_s: plan.predicted.decode_tok_s,
+        prefill_tok_s: plan.predicted.prefill_tok_s,
+        forked: false,
+    }
+}
+
 /// The serving parts of one life of a node.
 pub struct Serving {
     /// What its stages run on.
     pub pipes: SimPipes,
-    ground: Ground,
+    keepers: Keepers,
     workers: ActorRef<WorkersMsg>,
-    conductors: Book<ConductorMsg>,
-    schedulers: Book<SchedulerMsg>,
-    nursery: ActorRef<()>,
 }
 
 impl fmt::Debug for Serving {
@@ -98,7 +181,8 @@ impl Serving {
     pub(crate) async fn start(parts: Parts<'_>, plan: ServingPlan, slot: &Slot) -> Result<Self, ActorProcessingErr> {
         let Parts { world, number, node, env, services, membership, leases, keeper, root, nursery } = parts;
         let pipes = SimPipes::new(world, number, node, env.clone(), Arc::clone(&plan.compute), plan.links, plan.broken);
-        let (check, path) = (leases.clone(), plan.model);
+        let (check, path) = (leases.clone(), plan.model.clone());
+        membership.update_card(|card| card.models = vec![model(&plan.model).on_disk()]);
         let arguments = WorkersArguments {
             env: env.clone(),
             services: services.clone(),
@@ -111,34 +195,17 @@ impl Serving {
         *lock(slot) = Some(workers.clone());
         services.serve_actor::<Stages, _>(workers.clone())?;
 
-        let journal = Mutex::new(JournalStore::new(JOURNAL_INSTANCES, JOURNAL_ENTRIES));
+        let journal = Arc::new(Mutex::new(JournalStore::new(JOURNAL_INSTANCES, JOURNAL_ENTRIES)));
+        let kept = Arc::clone(&journal);
         services.serve::<Journal>(move |call: Inbound<Journal>| {
             let own = call.request.term().node == call.from;
-            let result = own.then(|| lock(&journal).apply(call.request));
+            let result = own.then(|| lock(&kept).apply(call.request));
             match (call.reply, result) {
                 (Some(reply), Some(result)) => reply.reply(result),
                 (Some(reply), None) => reply.fail("a journal belongs to the conductor that its term names"),
                 (None, _) => {}
             }
         })?;
-        let (conductors, schedulers) = (Book::<ConductorMsg>::default(), Book::<SchedulerMsg>::default());
-        let known = Arc::clone(&schedulers);
-        services.serve::<Generate>(move |call| route(&known, call))?;
-        let known = Arc::clone(&conductors);
-        services.serve::<StageNotices>(move |notice: Inbound<StageNotices>| {
-            let conductor = lock(&known).get(&notice.request.key.instance).cloned();
-            conductor.into_iter().for_each(|conductor| drop(conductor.cast(ConductorMsg::Notice(notice.request.clone()))));
-        })?;
-        let known = Arc::clone(&conductors);
-        membership.subscribe(Box::new(move |event| {
-            if let MemberEvent::Dead { node, .. } | MemberEvent::Left { node, .. } = event {
-                lock(&known).values().for_each(|conductor| drop(conductor.cast(ConductorMsg::Gone(*node))));
-            }
-        }));
-        let known = Arc::clone(&conductors);
-        keeper.on_lost(Box::new(move |lost| {
-            lock(&known).values().for_each(|conductor| drop(conductor.cast(ConductorMsg::LeaseLost(lost.lease, lost.to_string()))));
-        }));
         let ground = Ground {
             env: env.clone(),
             node,
@@ -146,42 +213,76 @@ impl Serving {
             pipes: Arc::new(pipes.clone()),
             keeper: keeper.clone(),
             membership: membership.clone(),
+            links: Arc::new(LinkMatrix::new),
+            journal,
+            models: Arc::new(move |sha256| (sha256 == SHA256).then(|| model(&plan.model))),
         };
-        Ok(Self { pipes, ground, workers, conductors, schedulers, nursery })
+        let keepers = Keepers {
+            ground,
+            conductors: Book::default(),
+            schedulers: Book::default(),
+            summaries: Arc::default(),
+            told: Arc::default(),
+            nursery,
+        };
+        let known = Arc::clone(&keepers.schedulers);
+        services.serve::<Generate>(move |call| route(&known, call))?;
+        let known = Arc::clone(&keepers.conductors);
+        services.serve::<StageNotices>(move |notice: Inbound<StageNotices>| {
+            let conductor = lock(&known).get(&notice.request.key.instance).cloned();
+            conductor.into_iter().for_each(|conductor| drop(conductor.cast(ConductorMsg::Notice(notice.request.clone()))));
+        })?;
+        let told = keepers.clone();
+        membership.subscribe(Box::new(move |event| {
+            if let MemberEvent::Dead { node, .. } | MemberEvent::Left { node, .. } = event {
+                told.gone(*node);
+            }
+        }));
+        let known = Arc::clone(&keepers.conductors);
+        keeper.on_lost(Box::new(move |lost| {
+            lock(&known).values().for_each(|conductor| drop(conductor.cast(ConductorMsg::LeaseLost(lost.lease, lost.to_string()))));
+        }));
+        Ok(Self { pipes, keepers, workers })
     }
 
-    /// Has a conductor of this node assemble what is ordered. `told` hears of every change.
+    /// Has `told` hear of the instances that this node conducts, whether it places them or takes them over.
+    pub fn hear(&self, told: Told) {
+        *lock(&self.keepers.told) = Some(told);
+    }
+
+    /// Has a conductor of this node assemble what is ordered.
     ///
     /// # Errors
     /// If the conductor does not start.
-    pub async fn place(&self, order: Order, told: impl Fn(InstanceState) + Send + Sync + 'static) -> Result<(), String> {
-        let (instance, schedulers, conductors) = (order.instance, Arc::clone(&self.schedulers), Arc::clone(&self.conductors));
-        let state = move |state: InstanceState, scheduler: Option<ActorRef<SchedulerMsg>>| {
-            if let Some(scheduler) = scheduler {
-                lock(&schedulers).insert(instance, scheduler);
-            }
-            if matches!(state, InstanceState::Failed(_)) {
-                lock(&conductors).remove(&instance);
-            }
-            told(state);
-        };
-        let arguments = ConductorArguments { ground: self.ground.clone(), order, state: Arc::new(state) };
-        let (conductor, _) =
-            Actor::spawn_linked(None, Conductor, arguments, self.nursery.get_cell()).await.map_err(|error| error.to_string())?;
-        lock(&self.conductors).insert(instance, conductor);
-        Ok(())
+    pub async fn place(&self, order: Order) -> Result<(), String> {
+        let arguments =
+            |state| ConductorArguments { ground: self.keepers.ground.clone(), order: order.clone(), begin: Begin::anew(), state };
+        self.keepers.conduct(&order, arguments).await
     }
 
     /// Takes down what this node conducts.
     pub fn unload_all(&self) {
-        lock(&self.conductors).values().for_each(|conductor| drop(conductor.cast(ConductorMsg::Unload(Box::new(|| {})))));
+        lock(&self.keepers.conductors).values().for_each(|conductor| drop(conductor.cast(ConductorMsg::Unload(Box::new(|| {})))));
     }
 
     /// The parts in the order in which a crash ends them.
     pub(crate) fn cells(&self) -> Vec<ActorCell> {
-        let schedulers: Vec<ActorCell> = lock(&self.schedulers).values().map(ActorRef::get_cell).collect();
-        let conductors: Vec<ActorCell> = lock(&self.conductors).values().map(ActorRef::get_cell).collect();
-        schedulers.into_iter().chain(conductors).chain([self.workers.get_cell(), self.nursery.get_cell()]).collect()
+        let schedulers: Vec<ActorCell> = lock(&self.keepers.schedulers).values().map(ActorRef::get_cell).collect();
+        let conductors: Vec<ActorCell> = lock(&self.keepers.conductors).values().map(ActorRef::get_cell).collect();
+        schedulers.into_iter().chain(conductors).chain([self.workers.get_cell(), self.keepers.nursery.get_cell()]).collect()
+    }
+}
+
+/// The one model, as it is on a node's disk.
+pub(crate) fn model(path: &Path) -> LocalModel {
+    LocalModel {
+        name: "toy".to_owned(),
+        path: path.to_owned(),
+        sha256: SHA256.to_owned(),
+        bytes: 0,
+        source: "simulated".to_owned(),
+        licence: None,
+        fetched_unix_seconds: None,
     }
 }
 

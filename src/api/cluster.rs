@@ -31,8 +31,12 @@ pub(super) async fn health(FromState(shared): FromState<Shared>) -> Response {
     (status, Json(json!({"status": word, "node": shared.node.id().to_string(), "version": env!("CARGO_PKG_VERSION")}))).into_response()
 }
 
-pub(super) async fn state(FromState(shared): FromState<Shared>) -> Json<State> {
-    Json(State::of(&shared.node))
+pub(super) async fn state(FromState(shared): FromState<Shared>, ConnectInfo(from): ConnectInfo<SocketAddr>) -> Json<State> {
+    let mut state = State::of(&shared.node);
+    if from.ip().to_canonical().is_loopback() {
+        state.models_folder = Some(shared.node.catalog().root().display().to_string());
+    }
+    Json(state)
 }
 
 fn nodes(fields: &mut Fields, name: &str) -> Result<BTreeSet<NodeId>, ApiError> {

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use crate::{GenerateError, NodeError};
-use shoal_actors::catalog::CatalogError;
+use shoal_actors::catalog::{CatalogError, StoreError};
 use shoal_actors::scheduler::GenerateRefusal;
 
 /// A failed request, as its client hears of it.
@@ -73,6 +73,11 @@ impl From<NodeError> for ApiError {
         match error {
             NodeError::UnknownModel { .. } | NodeError::Catalog(CatalogError::Reference(_) | CatalogError::NotHere { .. }) => {
                 Self::no_model(message)
+            }
+            // A path that leads to no file.
+            NodeError::Catalog(CatalogError::Store(StoreError::Disk { doing: "open", .. })) => Self::no_model(message),
+            NodeError::Catalog(CatalogError::Store(StoreError::NotAModel { .. })) => {
+                Self { code: Some("invalid_model"), ..Self::parameter("model", message) }
             }
             NodeError::UnknownInstance(_) => Self { code: Some("instance_not_found"), ..Self::not_found(message) },
             NodeError::NotPlaced(_) => unavailable("not_placed"),

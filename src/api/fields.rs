@@ -76,10 +76,11 @@ impl Fields {
     /// A whole number within bounds.
     pub(super) fn integer(&mut self, name: &str, low: u32, high: u32) -> Result<Option<u32>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
-        let number = value.as_i64().ok_or_else(|| wrong(name, "a whole number", &value))?;
+        // Anything from -2⁶³ to 2⁶⁴.
+        let whole = value.as_u64().map(i128::from).or_else(|| value.as_i64().map(i128::from));
+        let number = whole.ok_or_else(|| wrong(name, "a whole number", &value))?;
         match u32::try_from(number).ok().filter(|number| (low..=high).contains(number)) {
             Some(number) => Ok(Some(number)),
-            None if high == u32::MAX => Err(ApiError::parameter(name, format!("`{name}` is {number}; it must be at least {low}"))),
             None => Err(ApiError::parameter(name, format!("`{name}` is {number}; it must be from {low} to {high}"))),
         }
     }
@@ -113,5 +114,24 @@ fn kind(value: &Value) -> &'static str {
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_number_that_is_out_of_bounds_hears_both_bounds() {
+        let read = |value: Value| Fields::from_value(json!({"n": value})).unwrap().integer("n", 1, u32::MAX);
+        assert_eq!(read(json!(4_294_967_295_u64)), Ok(Some(u32::MAX)));
+        for (value, said) in
+            [(json!(4_294_967_296_u64), "4294967296"), (json!(u64::MAX), "18446744073709551615"), (json!(-1), "-1"), (json!(0), "0")]
+        {
+            let error = read(value).unwrap_err();
+            assert_eq!(error.message, format!("`n` is {said}; it must be from 1 to 4294967295"));
+        }
+        assert_eq!(read(json!(1.5)).unwrap_err().code, Some("invalid_type"));
     }
 }

@@ -25,6 +25,7 @@ mod cluster;
 mod error;
 mod fields;
 mod guard;
+mod messages;
 mod models;
 mod parameters;
 mod speed;

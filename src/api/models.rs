@@ -44,7 +44,7 @@ async fn entries(shared: &Shared) -> BTreeMap<String, Entry> {
     for instance in shared.node.instances() {
         let entry = models.entry(instance.model.clone()).or_default();
         entry.sha256 = instance.sha256.clone();
-        entry.placed |= instance.state == InstanceState::Ready;
+        entry.placed |= matches!(instance.state, InstanceState::Ready | InstanceState::Recovering(_));
     }
     // When a model came is known of those on this machine; the others count as old as can be.
     if let Ok(listing) = shared.node.catalog().list().await {

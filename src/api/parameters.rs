@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::error::ApiError;
 use super::fields::{Fields, missing, wrong};
-use crate::{ChatMessage, GenerateOptions, Prompt, SamplingParams};
+use super::messages::messages;
+use crate::{GenerateOptions, Prompt, SamplingParams};
 
 /// Most stop strings of a request.
 const STOPS_MAX: usize = 4;
@@ -146,7 +147,7 @@ fn tools(fields: &mut Fields) -> Result<(), ApiError> {
 fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
     match fields.take("response_format") {
         None => Ok(()),
-        Some(Value::Object(format)) if format.get("type") == Some(&Value::from("text")) => Ok(()),
+        Some(Value::Object(format)) if format.len() == 1 && format.get("type") == Some(&Value::from("text")) => Ok(()),
         Some(Value::Object(_)) => Err(ApiError::unsupported("response_format", "`response_format` can only be {\"type\": \"text\"}")),
         Some(other) => Err(wrong("response_format", "an object", &other)),
     }
@@ -249,77 +250,6 @@ fn plain_prompt(prompt: Value) -> Result<Prompt, ApiError> {
     }
 }
 
-fn messages(value: Value) -> Result<Vec<ChatMessage>, ApiError> {
-    let Value::Array(list) = value else { return Err(wrong("messages", "a list", &value)) };
-    if list.is_empty() {
-        return Err(ApiError::parameter("messages", "`messages` is empty"));
-    }
-    list.into_iter().enumerate().map(|(index, value)| message(&format!("messages[{index}]"), value)).collect()
-}
-
-fn message(place: &str, value: Value) -> Result<ChatMessage, ApiError> {
-    let Value::Object(mut map) = value else { return Err(wrong(place, "an object", &value)) };
-    let role = match map.shift_remove("role") {
-        Some(Value::String(role)) => role,
-        Some(other) => return Err(wrong(&format!("{place}.role"), "a string", &other)),
-        None => return Err(missing(&format!("{place}.role"))),
-    };
-    let role = match role.as_str() {
-        // Newer clients call the system's message the developer's.
-        "developer" => "system".to_owned(),
-        "system" | "user" | "assistant" | "tool" | "function" => role,
-        _ => {
-            let name = format!("{place}.role");
-            let message = format!("`{name}` is `{role}`; it must be system, developer, user, assistant, tool or function");
-            return Err(ApiError::parameter(name, message));
-        }
-    };
-    let content = content(&format!("{place}.content"), map.shift_remove("content"))?;
-    map.retain(|_, value| !value.is_null());
-    if map.contains_key("audio") {
-        return Err(ApiError::unsupported(format!("{place}.audio"), format!("`{place}.audio` is not supported; send text")));
-    }
-    if content.is_none() && role != "assistant" {
-        return Err(missing(&format!("{place}.content")));
-    }
-    let extra = extra(map);
-    Ok(ChatMessage { role, content, extra })
-}
-
-fn extra(map: Map<String, Value>) -> String {
-    if map.is_empty() { String::new() } else { Value::Object(map).to_string() }
-}
-
-fn content(place: &str, value: Option<Value>) -> Result<Option<String>, ApiError> {
-    let parts = match value {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::String(text)) => return Ok(Some(text)),
-        Some(Value::Array(parts)) => parts,
-        Some(other) => return Err(wrong(place, "a string or a list of parts", &other)),
-    };
-    let mut whole = String::new();
-    for (index, part) in parts.iter().enumerate() {
-        let place = format!("{place}[{index}]");
-        let kind = part.get("type").and_then(Value::as_str).ok_or_else(|| missing(&format!("{place}.type")))?;
-        let name = match kind {
-            "text" => "text",
-            "refusal" => "refusal",
-            _ => {
-                return Err(ApiError::unsupported(
-                    place.clone(),
-                    format!("`{place}` is of type `{kind}`, which is not supported; send text"),
-                ));
-            }
-        };
-        match part.get(name) {
-            Some(Value::String(text)) => whole.push_str(text),
-            Some(other) => return Err(wrong(&format!("{place}.{name}"), "a string", other)),
-            None => return Err(missing(&format!("{place}.{name}"))),
-        }
-    }
-    Ok(Some(whole))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -362,20 +292,6 @@ mod tests {
         let plain = read(json!({})).unwrap();
         assert_eq!(plain.options.sampling, SamplingParams::default());
         assert!(!plain.seeded && !plain.stream);
-    }
-
-    #[test]
-    fn messages_in_their_forms() {
-        let read = |message: Value| super::message("messages[0]", message);
-        let parts = json!({"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
-        assert_eq!(read(parts).unwrap(), ChatMessage::new("system", "ab"));
-        let call = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "1"}], "refusal": null});
-        let call = read(call).unwrap();
-        assert_eq!((call.content, call.extra.as_str()), (None, r#"{"tool_calls":[{"id":"1"}]}"#));
-        let image = json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]});
-        assert_eq!(read(image).unwrap_err().param.as_deref(), Some("messages[0].content[0]"));
-        assert_eq!(read(json!({"role": "user"})).unwrap_err().param.as_deref(), Some("messages[0].content"));
-        assert_eq!(read(json!({"role": "pirate", "content": "arr"})).unwrap_err().param.as_deref(), Some("messages[0].role"));
     }
 
     #[test]

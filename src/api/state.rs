@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::card::{DeviceCard, DeviceKind, ModelOnDisk};
+use crate::env::Trouble;
 use crate::lease::{Beneficiary, LeaseState};
 use crate::{InstanceState, InstanceSummary, MemberState, Node, Plan};
 
@@ -25,6 +26,23 @@ pub struct State {
     pub held: Vec<Holding>,
     /// Peers that are there and cannot be talked to.
     pub refusals: Vec<RefusedPeer>,
+    /// What keeps this node from finding others, or others from finding it, at the moment.
+    #[serde(default)]
+    pub troubles: Vec<TroubleLine>,
+    /// Where this node keeps models; told to programs of its own machine only.
+    #[serde(default)]
+    pub models_folder: Option<String>,
+}
+
+/// Something that does not work at the moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TroubleLine {
+    /// What it is about, e.g. `mDNS` or `peer 10.0.0.7:4100`.
+    pub about: String,
+    /// What happened.
+    pub what: String,
+    /// What to do.
+    pub help: String,
 }
 
 /// A node.
@@ -286,6 +304,8 @@ impl State {
                     reason: refusal.reason,
                 })
                 .collect(),
+            troubles: node.troubles().into_iter().map(|Trouble { about, what, help }| TroubleLine { about, what, help }).collect(),
+            models_folder: None,
         }
     }
 }
@@ -314,6 +334,7 @@ impl Instance {
             InstanceState::Leasing => ("leasing", None),
             InstanceState::Loading => ("loading", None),
             InstanceState::Ready => ("ready", None),
+            InstanceState::Recovering(reason) => ("recovering", Some(reason.clone())),
             InstanceState::Stopping(reason) => ("stopping", Some(reason.clone())),
             InstanceState::Failed(reason) => ("failed", Some(reason.clone())),
             _ => ("unknown", None),

@@ -44,9 +44,12 @@ impl From<ClientError> for Failure {
         let failure = Self::new(error.to_string());
         match &error {
             ClientError::NoNode { .. } => failure.exit(Exit::NoNode).help("start one with `shoal up`, or name another with --api ADDR"),
-            ClientError::Refused { code, .. } => match code.as_str() {
+            ClientError::Refused { code, status, .. } => match code.as_str() {
                 "model_not_found" | "instance_not_found" => failure.exit(Exit::NoModel),
                 "not_placed" => failure.exit(Exit::NotPlaced),
+                "invalid_model" => failure,
+                // What was written on the command line and cannot be used.
+                _ if *status == 400 => failure.exit(Exit::Usage),
                 _ => failure,
             },
             ClientError::Broken { .. } => failure,

@@ -84,7 +84,8 @@ impl miette::Diagnostic for Failure {
 impl From<CatalogError> for Failure {
     fn from(error: CatalogError) -> Self {
         let exit = match &error {
-            CatalogError::Reference(_) | CatalogError::NotHere { .. } | CatalogError::Store(StoreError::Absent { .. }) => Exit::NoModel,
+            CatalogError::Reference(_) | CatalogError::NotHere { .. } => Exit::NoModel,
+            CatalogError::Store(StoreError::Absent { .. } | StoreError::Disk { doing: "open", .. }) => Exit::NoModel,
             CatalogError::Fetch(FetchError::Cancelled) => Exit::Interrupted,
             CatalogError::Fetch(_) => Exit::NotFetched,
             _ => Exit::Failed,
@@ -96,7 +97,8 @@ impl From<CatalogError> for Failure {
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
         let exit = match &error {
-            StartError::InUse { .. } => Exit::InUse,
+            error if error.is_in_use() => Exit::InUse,
+            StartError::TooMuchMemory { .. } => Exit::Usage,
             _ => Exit::Failed,
         };
         Self::new(error.to_string()).exit(exit)

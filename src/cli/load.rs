@@ -2,46 +2,57 @@
 
 use clap::Args;
 use serde_json::{Value, json};
+use shoal::NodeId;
 use shoal::api::state::Instance;
 
 use super::output::{rate, short, stage_table};
-use super::{ApiOption, Failure, say};
+use super::{ApiOption, Exit, Failure, say};
 
 /// What a model is placed for.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GoalOptions {
     /// Longest conversation, in tokens
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
     /// Conversations at the same time
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     sequences: Option<u32>,
     /// Use at least so many nodes
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     nodes_min: Option<u32>,
     /// Use at most so many nodes
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     nodes_max: Option<u32>,
     /// A node (64-digit id) that must take part; may be given more than once
     #[arg(long, value_name = "ID")]
-    pin: Vec<String>,
+    pin: Vec<NodeId>,
     /// A node (64-digit id) that must not take part; may be given more than once
     #[arg(long, value_name = "ID")]
-    exclude: Vec<String>,
+    exclude: Vec<NodeId>,
 }
 
 impl GoalOptions {
     /// As a request for `model` has it.
-    pub(crate) fn body(&self, model: &str) -> Value {
-        json!({
+    pub(crate) fn body(&self, model: &str) -> Result<Value, Failure> {
+        let contradiction = |message: String| Err(Failure::new(message).exit(Exit::Usage));
+        if let (Some(min), Some(max)) = (self.nodes_min, self.nodes_max)
+            && min > max
+        {
+            return contradiction(format!("--nodes-min {min} is more than --nodes-max {max}"));
+        }
+        if let Some(node) = self.pin.iter().find(|node| self.exclude.contains(node)) {
+            return contradiction(format!("node {node} must take part by --pin and must not by --exclude"));
+        }
+        let ids = |nodes: &[NodeId]| nodes.iter().map(ToString::to_string).collect::<Vec<_>>();
+        Ok(json!({
             "model": model,
             "context_tokens": self.context,
             "sequences": self.sequences,
             "nodes_min": self.nodes_min,
             "nodes_max": self.nodes_max,
-            "pinned": self.pin,
-            "excluded": self.exclude,
-        })
+            "pinned": ids(&self.pin),
+            "excluded": ids(&self.exclude),
+        }))
     }
 }
 
@@ -65,7 +76,7 @@ pub(crate) struct Load {
 
 impl Load {
     pub(crate) async fn run(self) -> Result<(), Failure> {
-        let mut body = self.goal.body(&super::absolute(&self.model));
+        let mut body = self.goal.body(&super::absolute(&self.model))?;
         body["replica"] = Value::from(self.replica);
         let instance: Instance = self.api.client().post("/v1/shoal/load", body).await?;
         if self.json {

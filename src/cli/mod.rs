@@ -9,6 +9,7 @@ mod leave;
 mod list;
 mod load;
 pub(crate) mod log;
+mod news;
 mod output;
 mod plan;
 mod pull;
@@ -27,7 +28,7 @@ pub(crate) use client::{Client, ClientError};
 pub(crate) use failure::{Exit, Failure};
 pub(crate) use output::{note, plan_table, say, stage_table};
 pub(crate) use pull::{fetch, open_catalog};
-pub(crate) use run::absolute;
+pub(crate) use run::{absolute, parse_temperature};
 pub(crate) use signals::Signals;
 pub(crate) use size::size_text;
 

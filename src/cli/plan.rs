@@ -27,7 +27,7 @@ pub(crate) struct PlanCommand {
 
 impl PlanCommand {
     pub(crate) async fn run(self) -> Result<(), Failure> {
-        let plans: Plans = self.api.client().post("/v1/shoal/plan", self.goal.body(&super::absolute(&self.model))).await?;
+        let plans: Plans = self.api.client().post("/v1/shoal/plan", self.goal.body(&super::absolute(&self.model))?).await?;
         if self.json {
             say!("{}", serde_json::to_string(&plans).unwrap_or_default());
             return Ok(());

@@ -2,11 +2,14 @@
 
 use std::io::{IsTerminal, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::Value;
 use shoal::api::Api;
+use shoal::api::state::State;
 use shoal::{Cancel, CatalogError, Node};
+use shoal_actors::catalog::Reference;
 
 use super::pull::catalog_settings;
 use super::{
@@ -15,7 +18,7 @@ use super::{
 
 #[derive(Debug, Args)]
 #[command(after_help = "The node at --api answers, if there is one; else a node of its own, which ends with the command.\n\
-    A model that nobody has is fetched first.\n\n\
+    A model that nobody has is fetched first, into the models folder of the node that answers.\n\n\
     Examples:\n  shoal run smollm2:135m 'Why is the sky blue?'\n  \
     shoal run ./model.gguf --temperature 0 < question.txt\n  \
     shoal run gemma3:270m --raw 'Once upon a time'")]
@@ -31,13 +34,13 @@ pub(crate) struct Run {
     #[arg(long, conflicts_with = "system")]
     raw: bool,
     /// How much chance there is: 0 takes the likeliest token always
-    #[arg(long, value_name = "0–2", default_value_t = 0.7)]
+    #[arg(long, value_name = "0–2", default_value_t = 0.7, value_parser = parse_temperature)]
     temperature: f32,
     /// What chance is drawn from: the same seed gives the same answer
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
     /// Most tokens of the answer
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
     /// Print one JSON object at the end: text, tokens, token_ids, prompt_tokens, prefill_tok_s, decode_tok_s, finish_reason
     #[arg(long)]
@@ -48,12 +51,27 @@ pub(crate) struct Run {
     models: ModelsOption,
 }
 
-/// A node works in another folder: a path that is there is told as a whole one.
+/// A node works in another folder: a path is told as a whole one, whether there is anything or not.
 pub(crate) fn absolute(model: &str) -> String {
-    let path = std::path::Path::new(model);
-    match path.is_file() {
-        true => std::path::absolute(path).map_or_else(|_| model.to_owned(), |path| path.display().to_string()),
-        false => model.to_owned(),
+    let path = Path::new(model);
+    let whole = match path.canonicalize() {
+        Ok(whole) if whole.is_file() => Some(whole),
+        // `~` is for the node, whose user it is, to resolve.
+        _ if model.starts_with('~') => None,
+        _ => match Reference::parse(model, &[], None) {
+            Ok(Reference::File(path)) => std::path::absolute(path).ok(),
+            _ => None,
+        },
+    };
+    whole.map_or_else(|| model.to_owned(), |path| path.display().to_string())
+}
+
+/// Reads a temperature.
+pub(crate) fn parse_temperature(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(temperature) if (0.0..=2.0).contains(&temperature) => Ok(temperature),
+        Ok(_) => Err("it must be from 0 to 2".to_owned()),
+        Err(_) => Err(format!("`{text}` is no number")),
     }
 }
 
@@ -120,7 +138,7 @@ impl Run {
     async fn ask_or_fetch(&self, client: &Client, prompt: &str) -> Result<(), Failure> {
         match self.ask(client, prompt).await {
             Err(error) if error.is_no_model() => {
-                let catalog = open_catalog(&self.models).await?;
+                let catalog = open_catalog(&self.folder_of(client).await?).await?;
                 // If it is no model at all, the catalogue says so better.
                 let on_disk = fetch(&catalog, &self.model, &Cancel::new()).await?;
                 catalog.stop().await;
@@ -129,6 +147,29 @@ impl Run {
             }
             result => result.map_err(Failure::from),
         }
+    }
+
+    /// Where the node that answers looks for models: what is fetched has to come there.
+    async fn folder_of(&self, client: &Client) -> Result<ModelsOption, Failure> {
+        let state: State = client.get("/v1/shoal/state").await?;
+        let Some(theirs) = state.models_folder.map(PathBuf::from) else {
+            let message = format!("no node has the model {}, and the node at {} is on another machine", self.model, client.address());
+            let help = format!("fetch it on a machine of the cluster with `shoal pull {}`", self.model);
+            return Err(Failure::new(message).exit(Exit::NoModel).help(help));
+        };
+        let own = catalog_settings(&self.models)?.root;
+        let same = |a: &Path, b: &Path| a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b);
+        if self.models.models_dir.is_some() && !same(&own, &theirs) {
+            let message = format!(
+                "the node at {} keeps models in {}, and what is fetched into {} is not there for it",
+                client.address(),
+                theirs.display(),
+                own.display()
+            );
+            let help = "leave out --models-dir (and SHOAL_MODELS) to fetch the model into the node's folder, or start a node with this one";
+            return Err(Failure::new(message).exit(Exit::Usage).help(help));
+        }
+        Ok(ModelsOption { models_dir: Some(theirs) })
     }
 
     async fn ask(&self, client: &Client, prompt: &str) -> Result<(), ClientError> {

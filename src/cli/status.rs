@@ -33,6 +33,9 @@ impl Status {
             let who = refused.node.as_deref().map(|id| names.name(id)).or_else(|| refused.address.clone());
             say!("not talked to: {}: {}", who.unwrap_or_else(|| "somebody".to_owned()), refused.reason);
         }
+        for trouble in &state.troubles {
+            say!("trouble: {}: {}; {}", trouble.about, trouble.what, trouble.help);
+        }
         Ok(())
     }
 }

@@ -1,6 +1,5 @@
 //! `shoal up`
 
-use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,16 +13,15 @@ use shoal::survey::DeviceChoice;
 use shoal::{ClusterKey, GPU_BACKEND, MemberEvent, Node};
 use tokio::sync::mpsc;
 
+use super::news::News;
 use super::pull::catalog_settings;
 use super::size::parse_size;
 use super::{API_DEFAULT, Exit, Failure, ModelsOption, Signals, note, say, size_text};
 
-/// How often the search for peers is asked whom it cannot talk to.
+/// How often the node is asked whom it cannot talk to and what does not work.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long the control network may take to say where it listens.
 const LISTEN_PATIENCE: Duration = Duration::from_secs(3);
-/// Refusals that are remembered, so that none is announced over and over.
-const REFUSALS_MAX: usize = 1000;
 /// Signals that come so soon after the first are the same request.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
 /// How long leaving may take when nobody is left to be told about it.
@@ -92,7 +90,7 @@ pub(crate) struct Up {
 }
 
 /// What the node's parts have to tell.
-enum News {
+enum Told {
     Member(MemberEvent),
     AskedToLeave,
     StdinEnded,
@@ -113,16 +111,16 @@ impl Up {
             started = self.start(key, api.as_ref().map(Api::address)) => started,
         };
         let node = started?;
-        let (tell, mut news) = mpsc::unbounded_channel();
+        let (tell, mut told) = mpsc::unbounded_channel();
         let member = tell.clone();
-        node.membership().subscribe(Box::new(move |event| drop(member.send(News::Member(*event)))));
+        node.membership().subscribe(Box::new(move |event| drop(member.send(Told::Member(*event)))));
         let asked = tell.clone();
-        let serving = api.map(|api| api.serve(node.clone(), move || drop(asked.send(News::AskedToLeave))));
+        let serving = api.map(|api| api.serve(node.clone(), move || drop(asked.send(Told::AskedToLeave))));
         if self.exit_with_stdin {
             watch_stdin(tell, self.temporary_folder())?;
         }
         let result = match self.ready(&node, serving.as_ref(), private).await {
-            Ok(()) => self.watch(&node, &mut news, &mut signals).await,
+            Ok(()) => self.watch(&node, &mut told, &mut signals).await,
             Err(failure) => Err(failure),
         };
         self.end(node, serving, &mut signals).await;
@@ -192,8 +190,10 @@ impl Up {
     }
 
     /// Announces what happens until there is a reason to leave.
-    async fn watch(&self, node: &Node, news: &mut mpsc::UnboundedReceiver<News>, signals: &mut Signals) -> Result<(), Failure> {
-        let mut refused = BTreeSet::new();
+    async fn watch(&self, node: &Node, told: &mut mpsc::UnboundedReceiver<Told>, signals: &mut Signals) -> Result<(), Failure> {
+        let mut news = News::new(self.json);
+        // Events come from before this moment on, so nobody is missed.
+        news.present(node);
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -201,64 +201,11 @@ impl Up {
                 biased;
                 () = signals.next() => return Ok(()),
                 reason = node.stopped() => return Err(Failure::new(format!("the node stopped: {reason}"))),
-                told = news.recv() => match told {
-                    Some(News::Member(event)) => self.member(node, event),
-                    Some(News::AskedToLeave | News::StdinEnded) | None => return Ok(()),
+                told = told.recv() => match told {
+                    Some(Told::Member(event)) => news.member(node, event),
+                    Some(Told::AskedToLeave | Told::StdinEnded) | None => return Ok(()),
                 },
-                _ = look.tick() => self.refusals(node, &mut refused),
-            }
-        }
-    }
-
-    fn member(&self, node: &Node, event: MemberEvent) {
-        let who = event.node();
-        if who == node.id() {
-            return;
-        }
-        let word = match event {
-            MemberEvent::Joined { .. } => "joined",
-            MemberEvent::Left { .. } => "left",
-            MemberEvent::Dead { .. } => "dead",
-            MemberEvent::Suspect { .. } => "suspect",
-            MemberEvent::Alive { .. } => "alive",
-            _ => return,
-        };
-        let view = node.view();
-        let card = view.get(who).map(|member| member.card.clone());
-        let name = card.as_ref().map_or("a node", |card| card.name.as_str());
-        if self.json {
-            say!("{}", json!({"event": word, "node": who.to_string(), "name": name}));
-            return;
-        }
-        let short = who.short();
-        match word {
-            "joined" => {
-                let memory = card.as_ref().map_or(0, |card| card.memory_offered_bytes);
-                let platform = card.as_ref().map_or("", |card| card.platform.as_str());
-                say!("+ {name} ({short}) joined: {platform}, {} on offer", size_text(memory));
-            }
-            "left" => say!("- {name} ({short}) left"),
-            "dead" => say!("- {name} ({short}) is gone: it does not answer any more"),
-            "suspect" => say!("? {name} ({short}) does not answer"),
-            _ => say!("+ {name} ({short}) answers again"),
-        }
-    }
-
-    fn refusals(&self, node: &Node, known: &mut BTreeSet<(Option<shoal::NodeId>, String)>) {
-        for refusal in node.discovery().refusals() {
-            if known.len() >= REFUSALS_MAX {
-                known.clear();
-            }
-            if !known.insert((refusal.peer, refusal.reason.clone())) {
-                continue;
-            }
-            let address = refusal.address.map(|address| address.to_string());
-            if self.json {
-                let peer = refusal.peer.map(|peer| peer.to_string());
-                say!("{}", json!({"event": "refused", "node": peer, "address": address, "reason": refusal.reason}));
-            } else {
-                let who = refusal.peer.map(|peer| peer.short()).or(address).unwrap_or_else(|| "somebody".to_owned());
-                say!("! {who} is not talked to: {}", refusal.reason);
+                _ = look.tick() => news.look(node),
             }
         }
     }
@@ -337,12 +284,12 @@ fn port_taken(error: BindError) -> Failure {
 }
 
 /// Tells when standard input ends, and ends the process if leaving takes too long after that: whoever started it is gone.
-fn watch_stdin(tell: mpsc::UnboundedSender<News>, temporary: Option<PathBuf>) -> Result<(), Failure> {
+fn watch_stdin(tell: mpsc::UnboundedSender<Told>, temporary: Option<PathBuf>) -> Result<(), Failure> {
     let watch = move || {
         let mut stdin = std::io::stdin().lock();
         let mut sink = [0; 64];
         while matches!(stdin.read(&mut sink), Ok(count) if count > 0) {}
-        let _ = tell.send(News::StdinEnded);
+        let _ = tell.send(Told::StdinEnded);
         std::thread::sleep(LEAVE_ALONE);
         temporary.iter().for_each(|folder| remove_folder(folder));
         std::process::exit(i32::from(Exit::Failed as u8));

@@ -52,12 +52,14 @@ pub(super) struct Crew {
     /// The nodes' standard inputs, which they watch. Waiting for a process would close its own.
     inputs: Vec<ChildStdin>,
     members: Vec<Member>,
+    /// When the last process was started.
+    started: Instant,
 }
 
 impl Crew {
     pub(super) fn new(plan: CrewPlan) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("shoal-demo-").tempdir()?;
-        Ok(Self { plan, folder: Some(folder), processes: Vec::new(), inputs: Vec::new(), members: Vec::new() })
+        Ok(Self { plan, folder: Some(folder), processes: Vec::new(), inputs: Vec::new(), members: Vec::new(), started: Instant::now() })
     }
 
     pub(super) fn members(&self) -> &[Member] {
@@ -96,6 +98,7 @@ impl Crew {
             let stdout = process.stdout.take().ok_or_else(|| Failure::new("a node has no output"))?;
             self.inputs.extend(process.stdin.take());
             self.processes.push(process);
+            self.started = Instant::now();
             outputs.push((name, BufReader::new(stdout).lines()));
         }
         for (name, mut lines) in outputs {
@@ -108,9 +111,10 @@ impl Crew {
         Ok(())
     }
 
-    /// Waits until every node is connected to every other, and each says that it has the model; tells how long that took.
+    /// Waits until every node is connected to every other, and each says that it has the model; tells how long that took since the
+    /// last process was started, so that its own start is part of it. The wait ends `timeout` after this call.
     pub(super) async fn meet(&self, timeout: Duration, sha256: Option<&str>) -> Result<Duration, Failure> {
-        let started = Instant::now();
+        let called = Instant::now();
         let wanted = self.members.len();
         loop {
             let mut least = wanted;
@@ -121,9 +125,9 @@ impl Crew {
                 least = least.min(seen.count());
             }
             if least >= wanted {
-                return Ok(started.elapsed());
+                return Ok(self.started.elapsed());
             }
-            if started.elapsed() > timeout {
+            if called.elapsed() > timeout {
                 let message = format!("after {} s a node sees only {least} of {wanted} nodes", timeout.as_secs());
                 let help =
                     "nodes find each other by multicast: check that a firewall lets UDP ports 5353 and above through on this machine";

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use shoal::api::state::{Instance, Plans};
 use shoal::{Cancel, LocalModel};
 
-use crate::cli::{Asked, Exit, Failure, ModelsOption, Signals, absolute, fetch, open_catalog};
+use crate::cli::{Asked, Exit, Failure, ModelsOption, Signals, absolute, fetch, open_catalog, parse_temperature};
 use crew::{Crew, CrewPlan};
 use show::Show;
 
@@ -32,7 +32,7 @@ pub(crate) struct Demo {
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// How much chance there is: 0 takes the likeliest token always
-    #[arg(long, value_name = "0–2", default_value_t = 0.0)]
+    #[arg(long, value_name = "0–2", default_value_t = 0.0, value_parser = parse_temperature)]
     temperature: f32,
     /// What chance is drawn from
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
@@ -43,7 +43,8 @@ pub(crate) struct Demo {
     /// Stay up and serve after the answer, until Ctrl-C
     #[arg(long)]
     keep: bool,
-    /// Print one JSON object at the end: text, tokens, prefill_tok_s, decode_tok_s, plan.stages[] with node, layers, lease_bytes
+    /// Print one JSON object at the end: text, tokens, prefill_tok_s, decode_tok_s, plan.stages[] with node, layers, lease_bytes,
+    /// discovery_seconds from the start of the last process until all see each other, the program's own start included
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -104,7 +105,10 @@ impl Demo {
         crew.start().await?;
         show.nodes(crew);
         let took = crew.meet(MEET_TIMEOUT, (!outside).then_some(model.sha256.as_str())).await?;
-        show.step(&format!("they found each other in {:.1} s, without being given an address", took.as_secs_f64()));
+        show.step(&format!(
+            "they found each other {:.1} s after the last one was started, without being given an address",
+            took.as_secs_f64()
+        ));
 
         let client = crew.client(0)?;
         let name = model.name.clone();

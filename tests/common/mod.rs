@@ -64,9 +64,14 @@ pub(crate) struct NodeProcess {
 
 /// Adds what every node of a test has: a data folder, the models folder, ports of its own.
 pub(crate) fn up(root: &Path, name: &str) -> Command {
+    up_with(root, name, &root.join("models"))
+}
+
+/// The same with another models folder.
+pub(crate) fn up_with(root: &Path, name: &str, models: &Path) -> Command {
     let mut command = shoal();
     command.args(["up", "--json", "--exit-with-stdin", "--threads", "1", "--memory", "256MiB", "--api", "127.0.0.1:0", "--name", name]);
-    command.arg("--data-dir").arg(root.join(name)).arg("--models-dir").arg(root.join("models"));
+    command.arg("--data-dir").arg(root.join(name)).arg("--models-dir").arg(models);
     command
 }
 
@@ -157,6 +162,14 @@ impl NodeProcess {
             assert!(Instant::now() < deadline, "the node does not end");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Waits for its end; gives all that it has said.
+    pub(crate) fn wait_for_end(&mut self) -> Vec<Value> {
+        assert!(self.wait(), "the node ends well");
+        let rest: Vec<String> = self.lines.iter().collect();
+        self.heard.extend(rest.iter().map(|line| serde_json::from_str(line).expect("JSON")));
+        self.heard.clone()
     }
 
     /// Ends its standard input, as the death of whoever started it does.

@@ -37,6 +37,7 @@ pub use fetch::{
 };
 pub use known::{HubFile, KnownModel, Source, WheelPart, builtin};
 pub use reference::{HubReference, Reference, ReferenceError};
+pub(crate) use store::InUse;
 pub use store::{BrokenEntry, Listing, LocalModel, Store, StoreError};
 
 use crate::card::ModelOnDisk;

@@ -1,16 +1,23 @@
-//! The actor that holds one instance together: it assembles the pipeline, watches those who hold its stages, and takes
-//! everything down when it breaks or is not wanted any more.
+//! The actor that holds one instance together: it assembles the pipeline, watches those who hold its stages, makes it whole
+//! when it breaks, and takes everything down when that cannot be done or it is not wanted any more.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
-use super::assemble::{Assembled, Ground, Order, assemble, take_down};
-use super::instance::InstanceState;
-use super::journal::{Journal, JournalRequest};
-use crate::ids::{LeaseId, NodeId};
-use crate::scheduler::{SchedulerActor, SchedulerArguments, SchedulerMsg};
+use super::assemble::{Assembled, Ground, Order, Paid, assemble, take_down};
+use super::instance::{InstanceState, InstanceSummary};
+use super::journal::{Journal, JournalEntry, JournalRequest};
+use super::recover::{Recovered, Standing, recover};
+use super::succession::{Heir, describe};
+use crate::env::Instant;
+use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
+use crate::lease::LeaseUse;
+use crate::membership::ClusterView;
+use crate::plan::Plan;
+use crate::scheduler::{Pipeline, SchedulerActor, SchedulerArguments, SchedulerMsg};
 use crate::stage::StageNotice;
 use crate::stage::port::{PortCloser, PortEvents};
 
@@ -20,8 +27,27 @@ const LINGER: Duration = Duration::from_secs(5);
 /// time, and only know that it is gone.
 const CAUSE_WAIT: Duration = Duration::from_millis(150);
 
-/// What a conductor reports to the placement actor.
-pub type StateSink = Arc<dyn Fn(InstanceState, Option<ActorRef<SchedulerMsg>>) + Send + Sync>;
+/// A pipeline that breaks again and again, sooner than this after it was made whole, and with nobody lost, is given up: what broke
+/// it will break it again.
+const SETTLED: Duration = Duration::from_secs(30);
+/// How often it may.
+const RELAPSES: u32 = 3;
+/// How often a conductor looks whether there is another one.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// What a conductor reports to the placement actor: the state and, once it is ready, what runs.
+pub type StateSink = Arc<dyn Fn(InstanceState, Option<Running>) + Send + Sync>;
+
+/// An instance that answers.
+#[derive(Debug, Clone)]
+pub struct Running {
+    /// Who answers.
+    pub scheduler: ActorRef<SchedulerMsg>,
+    /// On which nodes.
+    pub plan: Plan,
+    /// Whether some of those who held it before may be going on without it.
+    pub forked: bool,
+}
 
 /// What a conductor is started with.
 pub struct ConductorArguments {
@@ -29,8 +55,37 @@ pub struct ConductorArguments {
     pub ground: Ground,
     /// What to assemble.
     pub order: Order,
+    /// Whether there is something of it already.
+    pub begin: Begin,
     /// Told of every change.
     pub state: StateSink,
+}
+
+/// What a conductor begins with.
+#[derive(Debug)]
+pub struct Begin {
+    /// What stands from an arrangement before; `None`: nothing.
+    standing: Option<Vec<Paid>>,
+    /// Requests to go on with.
+    entries: Vec<JournalEntry>,
+    /// Why it has to be made whole.
+    reason: String,
+}
+
+impl Begin {
+    /// With nothing.
+    pub fn anew() -> Self {
+        Self { standing: None, entries: Vec::new(), reason: String::new() }
+    }
+}
+
+impl ConductorArguments {
+    /// Goes on with what was taken over.
+    pub fn heir(ground: Ground, heir: Heir, state: StateSink) -> Self {
+        let Heir { order, paid, entries, from } = heir;
+        let reason = format!("node {}, which conducted it, is gone", from.short());
+        Self { ground, order, begin: Begin { standing: Some(paid), entries, reason }, state }
+    }
 }
 
 /// Messages of a conductor.
@@ -38,17 +93,23 @@ pub enum ConductorMsg {
     /// The pipeline stands, or could not be made.
     #[doc(hidden)]
     Assembled(Box<Result<Assembled, String>>),
+    /// It is whole again, or cannot be.
+    #[doc(hidden)]
+    Recovered(Box<Whole>),
     /// A stage holder says that a stage is gone.
     Notice(StageNotice),
     /// A node is gone.
     Gone(NodeId),
     /// This node does not hold a lease any more.
     LeaseLost(LeaseId, String),
-    /// The pipeline is broken; the cause may still be on its way.
-    Broken(String),
+    /// The pipeline of an arrangement is broken; the cause may still be on its way.
+    Broken(PlanEpoch, String),
     /// Time to act on it.
     #[doc(hidden)]
     Act,
+    /// Time to look whether those who were lost have gone on with the model themselves.
+    #[doc(hidden)]
+    Look,
     /// Not wanted any more; answered when everything is given back.
     Unload(Box<dyn FnOnce() + Send>),
 }
@@ -57,31 +118,53 @@ impl std::fmt::Debug for ConductorMsg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Assembled(_) => "Assembled",
+            Self::Recovered(_) => "Recovered",
             Self::Notice(_) => "Notice",
             Self::Gone(_) => "Gone",
             Self::LeaseLost(..) => "LeaseLost",
-            Self::Broken(_) => "Broken",
+            Self::Broken(..) => "Broken",
             Self::Act => "Act",
+            Self::Look => "Look",
             Self::Unload(_) => "Unload",
         })
     }
 }
 
-/// Holds one instance together: assembles it, watches its holders, takes it down.
+/// What a recovery came to, opaque outside.
+#[doc(hidden)]
+pub struct Whole(Result<Recovered, String>);
+
+/// Holds one instance together: assembles it, watches its holders, makes it whole, takes it down.
 pub struct Conductor;
 
 /// What the actor remembers.
 pub struct ConductorState {
     arguments: ConductorArguments,
     me: ActorRef<ConductorMsg>,
-    leases: Vec<LeaseId>,
+    leases: Vec<Vec<LeaseUse>>,
     scheduler: Option<ActorRef<SchedulerMsg>>,
     closer: Option<PortCloser>,
     assembling: bool,
     /// Why it broke: the word of whoever knows best.
     broken: Option<(Cause, String)>,
+    /// An [`ConductorMsg::Act`] is on its way.
+    acting: bool,
+    /// Leases that were lost while it was made whole.
+    lost: Vec<LeaseId>,
+    /// When it was made whole, if nobody had been lost, and how often in a row.
+    relapses: (Option<Instant>, u32),
+    fork: Option<Fork>,
     ended: bool,
     unloads: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+/// What an instance remembers that was made whole without some of its holders: they may only have been cut off, and have gone on with
+/// the model as well. When they are back, one of the two is too many.
+struct Fork {
+    /// Who was missing.
+    missing: BTreeSet<NodeId>,
+    /// The instances of the model that were known then; what came up since is suspected.
+    known: BTreeSet<InstanceId>,
 }
 
 /// How much a report explains, least first.
@@ -107,48 +190,207 @@ impl ConductorState {
 
     async fn assembled(&mut self, result: Result<Assembled, String>) {
         self.assembling = false;
-        let assembled = match result {
-            Ok(assembled) => assembled,
+        match result {
+            Ok(assembled) => self.run(assembled).await,
             Err(reason) => {
                 self.ended = true;
                 (self.arguments.state)(InstanceState::Failed(reason), None);
-                return self.unloaded();
+                self.unloaded();
             }
-        };
+        }
+    }
+
+    /// Sets a pipeline running that stands.
+    async fn run(&mut self, assembled: Assembled) {
         let Assembled { leases, sender, port, config, text } = assembled;
         self.leases = leases;
-        if !self.unloads.is_empty() || self.broken.is_some() {
+        self.closer = Some(port.closer());
+        if !self.unloads.is_empty() {
             return self.end().await;
         }
         let (me, ground, order) = (self.me.clone(), &self.arguments.ground, &self.arguments.order);
-        let broken: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |reason| drop(me.cast(ConductorMsg::Broken(reason))));
-        self.closer = Some(port.closer());
+        let epoch = order.epoch;
+        let broken: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |reason| drop(me.cast(ConductorMsg::Broken(epoch, reason))));
         let sequences_max = config.rows_max.max(config.sequences_max);
-        let arguments = SchedulerArguments {
-            env: ground.env.clone(),
-            node: ground.node,
-            instance: order.instance,
-            term: order.term,
-            members: order.members.clone(),
-            config,
-            vocabulary: order.card.vocabulary as usize,
-            text,
-            port: sender,
-            services: ground.services.clone(),
-            broken: Arc::clone(&broken),
-        };
-        let scheduler = match Actor::spawn_linked(None, SchedulerActor, arguments, self.me.get_cell()).await {
-            Ok((scheduler, _)) => scheduler,
-            Err(error) => return self.broke(Cause::Node, format!("the scheduler did not start: {error}")),
+        let pipeline = Pipeline { epoch, members: order.members.clone(), config, port: sender, broken: Arc::clone(&broken) };
+        let scheduler = match &self.scheduler {
+            Some(scheduler) => {
+                let _ = scheduler.cast(SchedulerMsg::Resume(Box::new(pipeline)));
+                scheduler.clone()
+            }
+            None => {
+                let arguments = SchedulerArguments {
+                    env: ground.env.clone(),
+                    node: ground.node,
+                    instance: order.instance,
+                    term: order.term,
+                    pipeline,
+                    vocabulary: order.card.vocabulary as usize,
+                    text,
+                    entries: std::mem::take(&mut self.arguments.begin.entries),
+                    services: ground.services.clone(),
+                };
+                match Actor::spawn_linked(None, SchedulerActor, arguments, self.me.get_cell()).await {
+                    Ok((scheduler, _)) => self.scheduler.insert(scheduler).clone(),
+                    Err(error) => return self.give_up(format!("the scheduler did not start: {error}")).await,
+                }
+            }
         };
         let answers = scheduler.clone();
-        let tokens = Box::new(move |tokens| drop(answers.cast(SchedulerMsg::Answer(tokens))));
+        let tokens = Box::new(move |tokens| drop(answers.cast(SchedulerMsg::Answer(epoch, tokens))));
         let events = PortEvents { tokens, broken };
         if let Err(error) = port.start(sequences_max, events) {
-            return self.broke(Cause::Node, format!("cannot start the pipeline's threads: {error}"));
+            return self.give_up(format!("cannot start the pipeline's threads: {error}")).await;
         }
-        self.scheduler = Some(scheduler.clone());
-        (self.arguments.state)(InstanceState::Ready, Some(scheduler));
+        let running = Running { scheduler, plan: order.plan.clone(), forked: self.fork.is_some() };
+        (self.arguments.state)(InstanceState::Ready, Some(running));
+        // What came while it was put together.
+        let lost = std::mem::take(&mut self.lost);
+        if let Some(lease) = lost.into_iter().find(|lease| self.holds(*lease)) {
+            self.broke(Cause::Node, format!("lease {lease:?} was lost"));
+        }
+        let view = self.arguments.ground.membership.view();
+        let gone = self.arguments.order.plan.nodes().find(|node| !view.is_present(*node));
+        if let Some(reason) = gone.map(|node| self.gone(node)) {
+            self.broke(Cause::Node, reason);
+        }
+        if self.broken.is_some() {
+            self.act_soon();
+        }
+    }
+
+    fn holds(&self, lease: LeaseId) -> bool {
+        self.leases.iter().flatten().any(|held| held.lease == lease)
+    }
+
+    fn gone(&self, node: NodeId) -> String {
+        format!("node {}, which held {}, is gone", self.name(node), self.layers(node))
+    }
+
+    /// Makes a broken pipeline whole, or takes the instance down.
+    async fn act(&mut self) {
+        self.acting = false;
+        if self.ended || self.assembling {
+            return;
+        }
+        let order = &self.arguments.order;
+        let known = self.arguments.ground.journal.lock().unwrap_or_else(PoisonError::into_inner).term(order.instance);
+        if let Some(by) = known.filter(|term| *term > order.term) {
+            return self.superseded(by).await;
+        }
+        let now = self.arguments.ground.env.clock.now();
+        let settled = self.relapses.0.is_none_or(|since| now.since(since) >= SETTLED);
+        if settled {
+            self.relapses.1 = 0;
+        }
+        if self.scheduler.is_none() || !self.unloads.is_empty() || self.relapses.1 >= RELAPSES {
+            return self.end().await;
+        }
+        let reason = self.broken.as_ref().map(|(_, reason)| reason.clone()).unwrap_or_default();
+        tracing::warn!(target: "shoal::conductor", model = %self.arguments.order.model.name, %reason, "a pipeline broke and is made whole");
+        (self.arguments.state)(InstanceState::Recovering(reason), None);
+        if let Some(scheduler) = &self.scheduler {
+            let _ = scheduler.cast(SchedulerMsg::Suspend);
+        }
+        if let Some(closer) = self.closer.take() {
+            closer.close();
+        }
+        self.assembling = true;
+        let paid = std::mem::take(&mut self.leases).into_iter().map(Some).collect();
+        let standing = Standing { order: self.arguments.order.clone(), paid };
+        let (ground, me) = (self.arguments.ground.clone(), self.me.clone());
+        let task = async move {
+            let _ = me.cast(ConductorMsg::Recovered(Box::new(Whole(recover(&ground, standing).await))));
+        };
+        self.arguments.ground.env.spawner.task("recover", Box::pin(task));
+    }
+
+    async fn recovered(&mut self, result: Result<Recovered, String>) {
+        self.assembling = false;
+        let cause = self.broken.take().map_or_else(|| std::mem::take(&mut self.arguments.begin.reason), |(_, reason)| reason);
+        match result {
+            Ok(Recovered { order, placed, assembled }) => {
+                let now = self.arguments.ground.env.clock.now();
+                self.relapses = if placed { (None, 0) } else { (Some(now), self.relapses.1 + 1) };
+                self.forked();
+                self.watch(&order.plan);
+                self.arguments.order = order;
+                self.run(assembled).await;
+            }
+            Err(reason) => self.give_up(format!("{cause}; the model could not be placed on the nodes that are left: {reason}")).await,
+        }
+    }
+
+    /// Notes who is missing now, of everybody who was of the instance.
+    fn forked(&mut self) {
+        let order = &self.arguments.order;
+        let view = self.arguments.ground.membership.view();
+        let missing: BTreeSet<NodeId> = order.members.iter().copied().filter(|node| !view.is_present(*node)).collect();
+        if missing.is_empty() {
+            return;
+        }
+        let known = others(&view, order).map(|(_, other)| other.instance).collect();
+        self.fork.get_or_insert(Fork { missing: BTreeSet::new(), known }).missing.extend(missing);
+    }
+
+    fn look_soon(&self) {
+        let (me, clock) = (self.me.clone(), Arc::clone(&self.arguments.ground.env.clock));
+        let look = async move {
+            clock.sleep_until(clock.now() + LOOK_EVERY).await;
+            let _ = me.cast(ConductorMsg::Look);
+        };
+        self.arguments.ground.env.spawner.task("conductor", Box::pin(look));
+    }
+
+    /// Looks whether somebody else conducts the instance by now, or has the model on an instance that came up among those who were
+    /// missing: then one of the two is too many.
+    async fn look(&mut self) {
+        if self.ended {
+            return;
+        }
+        let order = &self.arguments.order;
+        let view = self.arguments.ground.membership.view();
+        let mut known = view.alive().flat_map(|(_, member)| &member.card.instances);
+        if let Some(other) = known.find(|other| other.instance == order.instance && other.term > order.term) {
+            return self.superseded(other.term).await;
+        }
+        if let (Some(fork), Some(scheduler), false) = (&self.fork, &self.scheduler, self.assembling) {
+            let theirs = others(&view, order).find(|(conductor, other)| {
+                let among = fork.missing.contains(conductor) || other.stages.iter().any(|stage| fork.missing.contains(&stage.node));
+                // If they think the same of this one, only one of the two yields.
+                among && !fork.known.contains(&other.instance) && (!other.forked || other.instance < order.instance)
+            });
+            if let Some((conductor, other)) = theirs {
+                let me = self.me.clone();
+                tracing::info!(target: "shoal::conductor", ?conductor, theirs = ?other.instance, "the model is there twice; yielding once idle");
+                let _ = scheduler.cast(SchedulerMsg::IfIdle(Box::new(move || drop(me.cast(ConductorMsg::Unload(Box::new(|| {})))))));
+            }
+        }
+        self.look_soon();
+    }
+
+    /// Somebody conducts the instance under a higher term: what is held of it here goes, and who is answered here finds the other one.
+    async fn superseded(&mut self, by: Term) {
+        tracing::warn!(target: "shoal::conductor", instance = ?self.arguments.order.instance, ?by, "the instance is conducted under a higher term");
+        if let Some(scheduler) = self.scheduler.take() {
+            // Readers are told that it is not here, not that it failed.
+            scheduler.stop(None);
+        }
+        self.broken = Some((Cause::Node, format!("node {} conducts it now", by.node.short())));
+        self.end().await;
+    }
+
+    /// Watches who holds stages now, and nobody else.
+    fn watch(&self, plan: &Plan) {
+        let membership = &self.arguments.ground.membership;
+        let (old, new) = (self.arguments.order.plan.nodes().collect::<BTreeSet<_>>(), plan.nodes().collect::<BTreeSet<_>>());
+        new.difference(&old).for_each(|node| membership.watch_closely(*node));
+        old.difference(&new).for_each(|node| membership.unwatch(*node));
+    }
+
+    async fn give_up(&mut self, reason: String) {
+        self.broken = Some((Cause::Node, reason));
+        self.end().await;
     }
 
     /// Notes a reason and acts a little later, when a better one may have come.
@@ -156,18 +398,23 @@ impl ConductorState {
         if self.ended {
             return;
         }
-        let first = self.broken.is_none();
         if self.broken.as_ref().is_none_or(|(known, _)| *known < cause) {
             self.broken = Some((cause, reason));
         }
-        if first {
-            let (me, clock) = (self.me.clone(), Arc::clone(&self.arguments.ground.env.clock));
-            let act = async move {
-                clock.sleep_until(clock.now() + CAUSE_WAIT).await;
-                let _ = me.cast(ConductorMsg::Act);
-            };
-            self.arguments.ground.env.spawner.task("conductor", Box::pin(act));
+        self.act_soon();
+    }
+
+    fn act_soon(&mut self) {
+        if self.acting || self.assembling {
+            return;
         }
+        self.acting = true;
+        let (me, clock) = (self.me.clone(), Arc::clone(&self.arguments.ground.env.clock));
+        let act = async move {
+            clock.sleep_until(clock.now() + CAUSE_WAIT).await;
+            let _ = me.cast(ConductorMsg::Act);
+        };
+        self.arguments.ground.env.spawner.task("conductor", Box::pin(act));
     }
 
     /// Ends every answer, drops every stage, gives every lease back.
@@ -195,7 +442,7 @@ impl ConductorState {
             let _ = ground.services.remote::<Journal>(*member).cast(forget);
         }
         take_down(ground, order, &self.leases).await;
-        for node in order.plan.nodes() {
+        for node in order.plan.nodes().collect::<BTreeSet<_>>() {
             ground.membership.unwatch(node);
         }
         (self.arguments.state)(InstanceState::Failed(reason), None);
@@ -214,6 +461,13 @@ impl ConductorState {
     }
 }
 
+/// The other instances of the same model that answer, with their conductors.
+fn others<'a>(view: &'a ClusterView, order: &'a Order) -> impl Iterator<Item = (NodeId, &'a InstanceSummary)> {
+    view.alive().flat_map(|(node, member)| member.card.instances.iter().map(move |instance| (node, instance))).filter(move |(_, other)| {
+        other.sha256 == order.model.sha256 && other.instance != order.instance && other.state == InstanceState::Ready
+    })
+}
+
 /// `layers 0–11`, or `layer 11`.
 fn layers(range: &std::ops::Range<u32>) -> String {
     match range.end.saturating_sub(range.start) {
@@ -228,17 +482,33 @@ impl Actor for Conductor {
     type Arguments = ConductorArguments;
 
     async fn pre_start(&self, me: ActorRef<ConductorMsg>, arguments: ConductorArguments) -> Result<ConductorState, ActorProcessingErr> {
-        for node in arguments.order.plan.nodes() {
+        for node in arguments.order.plan.nodes().collect::<BTreeSet<_>>() {
             arguments.ground.membership.watch_closely(node);
         }
-        (arguments.state)(InstanceState::Leasing, None);
+        let mut arguments = arguments;
         let (ground, order, state, reply) = (arguments.ground.clone(), arguments.order.clone(), Arc::clone(&arguments.state), me.clone());
-        let task = async move {
-            let result = assemble(&ground, &order, &|| state(InstanceState::Loading, None)).await;
-            let _ = reply.cast(ConductorMsg::Assembled(Box::new(result)));
-        };
-        arguments.ground.env.spawner.task("assemble", Box::pin(task));
-        Ok(ConductorState {
+        match arguments.begin.standing.take() {
+            None => {
+                state(InstanceState::Leasing, None);
+                let task = async move {
+                    let result = assemble(&ground, &order, &[], &|| state(InstanceState::Loading, None)).await;
+                    if result.is_ok() {
+                        describe(&ground, &order).await;
+                    }
+                    let _ = reply.cast(ConductorMsg::Assembled(Box::new(result.map_err(|failure| failure.reason))));
+                };
+                arguments.ground.env.spawner.task("assemble", Box::pin(task));
+            }
+            Some(paid) => {
+                state(InstanceState::Recovering(arguments.begin.reason.clone()), None);
+                let task = async move {
+                    let result = recover(&ground, Standing { order, paid }).await;
+                    let _ = reply.cast(ConductorMsg::Recovered(Box::new(Whole(result))));
+                };
+                arguments.ground.env.spawner.task("recover", Box::pin(task));
+            }
+        }
+        let state = ConductorState {
             arguments,
             me,
             leases: Vec::new(),
@@ -246,9 +516,15 @@ impl Actor for Conductor {
             closer: None,
             assembling: true,
             broken: None,
+            acting: false,
+            lost: Vec::new(),
+            relapses: (None, 0),
+            fork: None,
             ended: false,
             unloads: Vec::new(),
-        })
+        };
+        state.look_soon();
+        Ok(state)
     }
 
     async fn handle(
@@ -259,6 +535,7 @@ impl Actor for Conductor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             ConductorMsg::Assembled(result) => state.assembled(*result).await,
+            ConductorMsg::Recovered(whole) => state.recovered(whole.0).await,
             ConductorMsg::Notice(notice) => {
                 let order = &state.arguments.order;
                 let current = notice.key.instance == order.instance && notice.key.term == order.term && notice.key.epoch == order.epoch;
@@ -268,22 +545,23 @@ impl Actor for Conductor {
                 }
             }
             ConductorMsg::Gone(node) => {
-                let holds = state.arguments.order.plan.nodes().any(|holder| holder == node);
-                if holds {
-                    let (name, layers) = (state.name(node), state.layers(node));
-                    state.broke(
-                        Cause::Node,
-                        format!("node {name}, which held {layers}, is gone; the next request places the model on the nodes that are left"),
-                    );
+                if state.arguments.order.plan.nodes().any(|holder| holder == node) {
+                    state.broke(Cause::Node, state.gone(node));
                 }
             }
+            ConductorMsg::LeaseLost(lease, _) if state.assembling => state.lost.push(lease),
             ConductorMsg::LeaseLost(lease, reason) => {
-                if state.leases.contains(&lease) {
+                if state.holds(lease) {
                     state.broke(Cause::Node, reason);
                 }
             }
-            ConductorMsg::Broken(reason) => state.broke(Cause::Symptom, reason),
-            ConductorMsg::Act => state.end().await,
+            ConductorMsg::Broken(epoch, reason) => {
+                if epoch == state.arguments.order.epoch {
+                    state.broke(Cause::Symptom, reason);
+                }
+            }
+            ConductorMsg::Act => state.act().await,
+            ConductorMsg::Look => state.look().await,
             ConductorMsg::Unload(done) => {
                 if state.ended {
                     done();
@@ -303,6 +581,8 @@ impl Actor for Conductor {
         state: &mut ConductorState,
     ) -> Result<(), ActorProcessingErr> {
         if let ractor::SupervisionEvent::ActorFailed(_, error) = event {
+            // The answers are lost with it.
+            state.scheduler = None;
             state.broke(Cause::Node, format!("the scheduler failed: {error}"));
         }
         Ok(())

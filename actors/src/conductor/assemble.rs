@@ -1,15 +1,17 @@
 //! Turning a plan into a running pipeline: lease, load, link. All or nothing.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::journal::JournalStore;
 use crate::card::ModelCard;
 use crate::catalog::LocalModel;
 use crate::env::{Env, TextModel};
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
-use crate::lease::{Beneficiary, Grant, LeaseKeeper, LeaseSpec, LeaseUse};
+use crate::lease::{Beneficiary, LeaseKeeper, LeaseSpec, LeaseUse};
 use crate::membership::Membership;
-use crate::plan::{Plan, StagePlan};
+use crate::plan::{Goal, LinkMatrix, Plan, StagePlan};
 use crate::scheduler::SchedulerConfig;
 use crate::service::Services;
 use crate::stage::message::{Tokens, step_bytes};
@@ -47,7 +49,16 @@ pub struct Ground {
     pub keeper: LeaseKeeper,
     /// Who is there.
     pub membership: Membership,
+    /// How they are connected, as far as it was measured.
+    pub links: Arc<dyn Fn() -> LinkMatrix + Send + Sync>,
+    /// What this node remembers for others.
+    pub journal: Arc<Mutex<JournalStore>>,
+    /// Finds a model on this node's disk by its hash. May take a while.
+    pub models: FindModel,
 }
+
+/// Finds a model on disk by its hash.
+pub type FindModel = Arc<dyn Fn(&str) -> Option<LocalModel> + Send + Sync>;
 
 /// What is to be assembled.
 #[derive(Clone)]
@@ -62,6 +73,8 @@ pub struct Order {
     pub model: LocalModel,
     /// Its sizes.
     pub card: ModelCard,
+    /// What it was placed for: where layers may go when some have to be placed again.
+    pub goal: Goal,
     /// Where its layers go.
     pub plan: Plan,
     /// Everybody who may conduct it.
@@ -73,13 +86,8 @@ impl Order {
         StageKey { instance: self.instance, term: self.term, epoch: self.epoch, stage: u32::try_from(stage).unwrap_or(u32::MAX) }
     }
 
-    /// Who owns the memory of each lease of [`Order::specs`].
-    fn owners(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.plan.stages.iter().flat_map(|stage| stage.memory.by_purpose().map(|_| stage.node))
-    }
-
-    /// The leases of all stages: one for each purpose of each.
-    fn specs(&self, env: &Env) -> Vec<(NodeId, LeaseSpec)> {
+    /// The leases of the stages that nothing pays for yet: one for each purpose of each.
+    fn specs(&self, env: &Env, paid: &[Paid]) -> Vec<(NodeId, LeaseSpec)> {
         let spec = |stage: &StagePlan, purpose, bytes| LeaseSpec {
             id: LeaseId::random(&*env.rng),
             beneficiary: Beneficiary::Instance(self.instance),
@@ -89,18 +97,25 @@ impl Order {
             members: self.members.clone(),
             stage: Some(stage.layers.clone()),
         };
-        self.plan
-            .stages
-            .iter()
-            .flat_map(|stage| stage.memory.by_purpose().map(move |(purpose, bytes)| (stage.node, spec(stage, purpose, bytes))))
+        self.unpaid(paid)
+            .flat_map(|(_, stage)| stage.memory.by_purpose().map(move |(purpose, bytes)| (stage.node, spec(stage, purpose, bytes))))
             .collect()
+    }
+
+    /// The stages that nothing pays for yet.
+    fn unpaid<'a>(&'a self, paid: &'a [Paid]) -> impl Iterator<Item = (usize, &'a StagePlan)> {
+        self.plan.stages.iter().enumerate().filter(|(index, _)| paid.get(*index).is_none_or(Option::is_none))
     }
 }
 
+/// The leases of a stage that stands from an arrangement before, in the order of their purposes; `None` for a stage that is to be
+/// leased and loaded.
+pub(super) type Paid = Option<Vec<LeaseUse>>;
+
 /// A pipeline that runs as soon as its port is started.
 pub struct Assembled {
-    /// Leases that it stands on.
-    pub leases: Vec<LeaseId>,
+    /// Leases that its stages stand on, stage by stage.
+    pub leases: Vec<Vec<LeaseUse>>,
     /// Where steps go.
     pub sender: PortSender,
     /// The pipeline's ends.
@@ -111,30 +126,88 @@ pub struct Assembled {
     pub text: Arc<dyn TextModel>,
 }
 
-/// Assembles, or undoes what it had done and says why.
+/// Why a pipeline was not assembled.
+#[derive(Debug)]
+pub(super) struct Failure {
+    /// Words for the user: which node refused what, and why.
+    pub(super) reason: String,
+    /// The stages that failed.
+    pub(super) stages: BTreeSet<usize>,
+}
+
+impl Failure {
+    fn of(stage: usize, reason: String) -> Self {
+        Self { reason, stages: BTreeSet::from([stage]) }
+    }
+}
+
+impl From<String> for Failure {
+    fn from(reason: String) -> Self {
+        Self { reason, stages: BTreeSet::new() }
+    }
+}
+
+/// Assembles, or undoes what it had done and says why. Stages that are `paid` for are asked to take their places in this
+/// arrangement, the others are leased and loaded.
 ///
 /// # Errors
-/// Words for the user: which node refused what, and why.
-pub(super) async fn assemble(ground: &Ground, order: &Order, loading: &(dyn Fn() + Send + Sync)) -> Result<Assembled, String> {
-    let specs = order.specs(&ground.env);
-    let leases: Vec<LeaseId> = specs.iter().map(|(_, spec)| spec.id).collect();
-    let grants = ground.keeper.acquire_all(specs).await.map_err(|error| error.to_string())?;
+/// [`Failure`]; the leases that paid for stages before are held as before, whether or not their stages have moved.
+pub(super) async fn assemble(
+    ground: &Ground,
+    order: &Order,
+    paid: &[Paid],
+    loading: &(dyn Fn() + Send + Sync),
+) -> Result<Assembled, Failure> {
+    let specs = order.specs(&ground.env, paid);
+    let ids: Vec<LeaseId> = specs.iter().map(|(_, spec)| spec.id).collect();
+    let grants = if specs.is_empty() {
+        Vec::new()
+    } else {
+        ground.keeper.acquire_all(specs).await.map_err(|error| {
+            let owner = error.owner();
+            let stages = order.unpaid(paid).filter(|(_, stage)| owner == Some(stage.node)).map(|(index, _)| index).collect();
+            Failure { reason: error.to_string(), stages }
+        })?
+    };
+    // Grants come in the order of the specs, which is the order of the stages.
+    let mut left = grants.iter().map(LeaseUse::from);
+    let leases: Vec<Vec<LeaseUse>> = order
+        .plan
+        .stages
+        .iter()
+        .enumerate()
+        .map(|(index, stage)| match paid.get(index) {
+            Some(Some(paid)) => paid.clone(),
+            _ => stage.memory.by_purpose().filter_map(|_| left.next()).collect(),
+        })
+        .collect();
     loading();
-    match build(ground, order, &grants).await {
+    match build(ground, order, &leases).await {
         Ok((sender, port, config, text)) => Ok(Assembled { leases, sender, port, config, text }),
-        Err(reason) => {
-            take_down(ground, order, &leases).await;
-            Err(reason)
+        Err(failure) => {
+            let new: Vec<(NodeId, StageRequest)> =
+                order.unpaid(paid).map(|(index, stage)| (stage.node, StageRequest::Unload(order.key(index)))).collect();
+            unload(ground, new).await;
+            let owners = order.unpaid(paid).flat_map(|(_, stage)| stage.memory.by_purpose().map(|_| stage.node));
+            give_back(ground, owners.zip(ids).collect()).await;
+            Err(failure)
         }
     }
 }
 
-/// Drops every stage and gives every lease back. Nodes that are gone are not waited for: their leases expire.
-pub(super) async fn take_down(ground: &Ground, order: &Order, leases: &[LeaseId]) {
-    let unload = |(index, stage): (usize, &StagePlan)| {
-        let remote = ground.services.remote::<Stages>(stage.node);
-        let request = StageRequest::Unload(order.key(index));
-        let node = stage.node;
+/// Drops every stage of an arrangement and of those before it, and gives their leases back. Nodes that are gone are not waited for:
+/// their leases expire.
+pub(super) async fn take_down(ground: &Ground, order: &Order, leases: &[Vec<LeaseUse>]) {
+    let nodes: BTreeSet<NodeId> = order.plan.nodes().collect();
+    let all = StageRequest::UnloadAll { instance: order.instance, term: order.term };
+    unload(ground, nodes.into_iter().map(|node| (node, all.clone())).collect()).await;
+    let leases = order.plan.nodes().zip(leases).flat_map(|(node, leases)| leases.iter().map(move |lease| (node, lease.lease)));
+    give_back(ground, leases.collect()).await;
+}
+
+async fn unload(ground: &Ground, requests: Vec<(NodeId, StageRequest)>) {
+    let unload = |(node, request): (NodeId, StageRequest)| {
+        let remote = ground.services.remote::<Stages>(node);
         async move {
             match ground.membership.while_present(node, remote.call(request, UNLOAD_TIMEOUT)).await {
                 Some(Ok(_)) => {}
@@ -145,10 +218,13 @@ pub(super) async fn take_down(ground: &Ground, order: &Order, leases: &[LeaseId]
             }
         }
     };
-    join_all(order.plan.stages.iter().enumerate().map(unload)).await;
+    join_all(requests.into_iter().map(unload)).await;
+}
+
+/// Gives leases back to their owners.
+pub(super) async fn give_back(ground: &Ground, leases: Vec<(NodeId, LeaseId)>) {
     let view = ground.membership.view();
-    // Leases come in the order of the stages.
-    let (reachable, lost): (Vec<_>, Vec<_>) = order.owners().zip(leases.iter().copied()).partition(|(owner, _)| view.is_present(*owner));
+    let (reachable, lost): (Vec<_>, Vec<_>) = leases.into_iter().partition(|(owner, _)| view.is_present(*owner));
     let ids = |leases: Vec<(NodeId, LeaseId)>| leases.into_iter().map(|(_, lease)| lease).collect::<Vec<_>>();
     // Asked for at once, answered perhaps never.
     drop(ground.keeper.release(&ids(lost)));
@@ -157,7 +233,7 @@ pub(super) async fn take_down(ground: &Ground, order: &Order, leases: &[LeaseId]
 
 type Built = (PortSender, Port, SchedulerConfig, Arc<dyn TextModel>);
 
-async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built, String> {
+async fn build(ground: &Ground, order: &Order, leases: &[Vec<LeaseUse>]) -> Result<Built, Failure> {
     let stages = order.plan.stages.len();
     let rows_max = order.plan.rows_max;
     let hidden = order.card.hidden as usize;
@@ -170,10 +246,7 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
     let compute = Arc::clone(&ground.env.compute);
     let text = ground.env.blocking("shoal-text", move || compute.text(&path)).await?.map_err(|error| error.to_string())?;
 
-    // Grants come in the order of the specs, which is the order of the stages.
-    let mut left = grants.iter();
     let load = order.plan.stages.iter().enumerate().map(|(index, stage)| {
-        let leases: Vec<LeaseUse> = stage.memory.by_purpose().filter_map(|_| left.next()).map(LeaseUse::from).collect();
         let from = if index == 0 { ground.node } else { order.plan.stages[index - 1].node };
         let request = LoadStage {
             key: order.key(index),
@@ -182,7 +255,7 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
             model: order.model.name.clone(),
             sha256: order.model.sha256.clone(),
             layers: stage.layers.clone(),
-            leases,
+            leases: leases.get(index).cloned().unwrap_or_default(),
             kv_bytes: stage.memory.kv,
             rows_max,
             sequences_max: SEQUENCES_MAX,
@@ -201,11 +274,12 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
             }
         }
     });
-    let loaded: Vec<LoadedStage> = join_all(load.collect::<Vec<_>>()).await.into_iter().collect::<Result<_, _>>()?;
-    if let Some((stage, odd)) =
-        order.plan.stages.iter().zip(&loaded).find(|(_, l)| l.hidden != order.card.hidden || l.vocabulary != order.card.vocabulary)
-    {
-        return Err(format!("node {} loaded a model of another shape (hidden {}, vocabulary {})", stage.name, odd.hidden, odd.vocabulary));
+    let loaded: Vec<LoadedStage> = all(join_all(load.collect::<Vec<_>>()).await)?;
+    let odd = |(_, l): &(usize, &LoadedStage)| l.hidden != order.card.hidden || l.vocabulary != order.card.vocabulary;
+    if let Some((index, odd)) = loaded.iter().enumerate().find(odd) {
+        let name = &order.plan.stages[index].name;
+        let reason = format!("node {name} loaded a model of another shape (hidden {}, vocabulary {})", odd.hidden, odd.vocabulary);
+        return Err(Failure::of(index, reason));
     }
 
     let last = order.plan.stages.last().map_or(ground.node, |stage| stage.node);
@@ -234,7 +308,7 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
     let (sender, port) = {
         let connect = connect(order, &loaded, open, slot(0));
         let (hops, port) = futures::future::join(join_all(hops), connect).await;
-        hops.into_iter().collect::<Result<Vec<()>, String>>()?;
+        all(hops)?;
         port?
     };
     let page_tokens = loaded.iter().map(|l| l.page_tokens).max().unwrap_or(1).max(1) as usize;
@@ -251,6 +325,16 @@ async fn build(ground: &Ground, order: &Order, grants: &[Grant]) -> Result<Built
         requests_max: REQUESTS_MAX,
     };
     Ok((sender, port, config, text))
+}
+
+/// All of the results, stage by stage, or everything that failed.
+fn all<T>(results: Vec<Result<T, String>>) -> Result<Vec<T>, Failure> {
+    let failed: Vec<(usize, &String)> =
+        results.iter().enumerate().filter_map(|(index, result)| result.as_ref().err().map(|reason| (index, reason))).collect();
+    if let Some((_, reason)) = failed.first() {
+        return Err(Failure { reason: (*reason).clone(), stages: failed.iter().map(|(index, _)| *index).collect() });
+    }
+    Ok(results.into_iter().flatten().collect())
 }
 
 async fn connect(order: &Order, loaded: &[LoadedStage], open: Connect, step_bytes: u32) -> Result<(PortSender, Port), String> {

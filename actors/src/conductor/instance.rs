@@ -18,6 +18,8 @@ pub enum InstanceState {
     Loading,
     /// It answers requests.
     Ready,
+    /// Its pipeline broke, the text says why, and is being made whole. Answers wait, and so do new requests.
+    Recovering(String),
     /// It is being taken down; the text says why.
     Stopping(String),
     /// It is gone, and its memory is given back; the text says why.
@@ -56,6 +58,8 @@ pub struct InstanceSummary {
     pub decode_tok_s: f64,
     /// Predicted speed of prefill, in tokens a second.
     pub prefill_tok_s: f64,
+    /// Whether it was made whole without some of its holders, who may be going on with the model as well.
+    pub forked: bool,
 }
 
 impl InstanceSummary {
@@ -86,6 +90,7 @@ mod tests {
             stages: nodes.iter().enumerate().map(stage).collect(),
             decode_tok_s: 1.0,
             prefill_tok_s: 1.0,
+            forked: false,
         }
     }
 

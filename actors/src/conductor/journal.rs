@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{InstanceId, NodeId, RequestId, Term};
+use crate::card::ModelCard;
+use crate::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
+use crate::plan::{Goal, Plan};
 use crate::request::GenerateRequest;
 use crate::service::{Service, ServiceId};
 use crate::service_numbers as ids;
@@ -84,6 +86,36 @@ pub enum JournalRequest {
         /// The conductor's term.
         term: Term,
     },
+    /// Remember what the instance is: with this a member can take it over.
+    Describe {
+        /// The instance.
+        instance: InstanceId,
+        /// The conductor's term.
+        term: Term,
+        /// What it is.
+        record: Box<InstanceRecord>,
+    },
+}
+
+/// What an instance is, for whoever conducts it next.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InstanceRecord {
+    /// The term of who describes it.
+    pub term: Term,
+    /// The newest arrangement.
+    pub epoch: PlanEpoch,
+    /// The model's name.
+    pub model: String,
+    /// SHA-256 of the model's file.
+    pub sha256: String,
+    /// The model's sizes.
+    pub card: ModelCard,
+    /// What it was placed for.
+    pub goal: Goal,
+    /// Where its layers are.
+    pub plan: Plan,
+    /// Everybody who may conduct it.
+    pub members: Vec<NodeId>,
 }
 
 impl JournalRequest {
@@ -94,7 +126,8 @@ impl JournalRequest {
             | Self::Append { term, .. }
             | Self::Finish { term, .. }
             | Self::Collect { term, .. }
-            | Self::Forget { term, .. } => *term,
+            | Self::Forget { term, .. }
+            | Self::Describe { term, .. } => *term,
         }
     }
 }
@@ -142,6 +175,7 @@ pub enum JournalRefusal {
 #[derive(Debug)]
 struct Instance {
     term: Term,
+    record: Option<Box<InstanceRecord>>,
     entries: BTreeMap<RequestId, JournalEntry>,
 }
 
@@ -161,6 +195,15 @@ impl JournalStore {
         Self { instances: BTreeMap::new(), order: VecDeque::new(), instances_max, entries_max }
     }
 
+    /// The instances that `conductor` conducts as far as this member knows, under which term, and what they are.
+    pub fn conducted_by(&self, conductor: NodeId) -> Vec<(InstanceId, Term, InstanceRecord)> {
+        let of = |instance: &Instance| {
+            let record = instance.record.as_deref().filter(|_| instance.term.node == conductor)?;
+            Some((instance.term, record.clone()))
+        };
+        self.instances.iter().filter_map(|(id, instance)| of(instance).map(|(term, record)| (*id, term, record))).collect()
+    }
+
     /// Who conducts an instance as far as this member knows.
     pub fn term(&self, instance: InstanceId) -> Option<Term> {
         self.instances.get(&instance).map(|i| i.term)
@@ -173,7 +216,7 @@ impl JournalStore {
                 self.order.pop_front().map(|oldest| self.instances.remove(&oldest));
             }
         }
-        let known = self.instances.entry(instance).or_insert(Instance { term, entries: BTreeMap::new() });
+        let known = self.instances.entry(instance).or_insert(Instance { term, record: None, entries: BTreeMap::new() });
         if term < known.term {
             return Err(JournalRefusal::StaleTerm { instance, current: known.term });
         }
@@ -215,6 +258,12 @@ impl JournalStore {
             }
             JournalRequest::Collect { instance, term } => {
                 return Ok(JournalReply::Entries(self.instance(instance, term)?.entries.values().cloned().collect()));
+            }
+            JournalRequest::Describe { instance, term, record } => {
+                let known = self.instance(instance, term)?;
+                if known.record.as_ref().is_none_or(|old| (old.term, old.epoch) <= (record.term, record.epoch)) {
+                    known.record = Some(record);
+                }
             }
             JournalRequest::Forget { instance, term } => {
                 self.instance(instance, term)?;

@@ -6,11 +6,15 @@ mod files;
 pub mod instance;
 pub mod journal;
 mod placement;
+mod recover;
+mod succession;
 
-pub use actor::{Conductor, ConductorArguments, ConductorMsg, ConductorState, StateSink};
-pub use assemble::{Assembled, Ground, Order};
+pub use actor::{Begin, Conductor, ConductorArguments, ConductorMsg, ConductorState, Running, StateSink, Whole};
+pub use assemble::{Assembled, FindModel, Ground, Order};
 pub use files::LocalFiles;
+pub(crate) use placement::links;
 pub use placement::{
     InstancesSink, Placement, PlacementActor, PlacementArguments, PlacementMsg, PlacementRefusal, PlacementReply, PlacementRequest,
     PlacementState, Prepared, Reuse, Schedulers,
 };
+pub use succession::{Heir, succeed};

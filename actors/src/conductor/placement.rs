@@ -7,11 +7,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use ractor::{Actor, ActorProcessingErr, ActorRef, ActorStatus};
 use serde::{Deserialize, Serialize};
 
-use super::actor::{Conductor, ConductorArguments, ConductorMsg};
+use super::actor::{Begin, Conductor, ConductorArguments, ConductorMsg, Running, StateSink};
 use super::assemble::{Ground, Order};
 use super::files::LocalFiles;
 use super::instance::{InstanceState, InstanceSummary, StageSummary};
 use super::journal;
+use super::succession::{Heir, succeed};
 use crate::card::{ModelCard, NodeCard};
 use crate::catalog::{Catalog, LocalModel};
 use crate::countdown::Countdown;
@@ -169,11 +170,14 @@ pub enum PlacementMsg {
     Prepared(Box<Prepared>),
     /// A conductor reports.
     #[doc(hidden)]
-    State(InstanceId, InstanceState, Option<ActorRef<SchedulerMsg>>),
+    State(InstanceId, InstanceState, Option<Box<Running>>),
     /// A stage holder reports.
     Notice(StageNotice),
     /// A node is gone.
     Gone(NodeId),
+    /// An instance whose conductor is gone was taken over.
+    #[doc(hidden)]
+    Heir(Box<Heir>),
     /// This node does not hold a lease any more; the text says why.
     LeaseLost(LeaseId, String),
     /// Take everything down; answered when it is.
@@ -206,6 +210,7 @@ impl fmt::Debug for PlacementMsg {
             Self::State(..) => "State",
             Self::Notice(_) => "Notice",
             Self::Gone(_) => "Gone",
+            Self::Heir(_) => "Heir",
             Self::LeaseLost(..) => "LeaseLost",
             Self::Stop(_) => "Stop",
         })
@@ -293,7 +298,7 @@ impl PlacementState {
                     let ready = PlacementReply::Ready(Box::new(held.summary.clone()));
                     call.reply.into_iter().for_each(|way| way.reply(Ok(ready.clone())));
                 }
-                InstanceState::Leasing | InstanceState::Loading => held.waiting.extend(call.reply),
+                InstanceState::Leasing | InstanceState::Loading | InstanceState::Recovering(_) => held.waiting.extend(call.reply),
                 _ => held.after.push(call),
             }
             return;
@@ -306,7 +311,7 @@ impl PlacementState {
             Err(reason) => return refuse(call, reason),
         };
         let Some(best) = plans.into_iter().next() else { return refuse(call, "no plan was found".to_owned()) };
-        match self.start(model, card, best).await {
+        match self.start(model, card, goal, best).await {
             Ok(instance) => {
                 if let Some(held) = self.instances.get_mut(&instance) {
                     held.waiting.extend(call.reply);
@@ -317,7 +322,7 @@ impl PlacementState {
         }
     }
 
-    async fn start(&mut self, model: LocalModel, card: ModelCard, plan: Plan) -> Result<InstanceId, String> {
+    async fn start(&mut self, model: LocalModel, card: ModelCard, goal: Goal, plan: Plan) -> Result<InstanceId, String> {
         let ground = &self.arguments.ground;
         let instance = InstanceId::random(&*ground.env.rng);
         self.last_counter += 1;
@@ -325,26 +330,44 @@ impl PlacementState {
         let holders: Vec<NodeId> = plan.nodes().collect();
         let view = self.arguments.ground.membership.view();
         let members = journal::members(&holders, std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node)));
+        let goal = Goal { sha256: Some(model.sha256.clone()), only_on_disk: true, ..goal };
+        let order = Order { instance, term, epoch: PlanEpoch(0), model, card, goal, plan, members };
+        let arguments = ConductorArguments { ground: ground.clone(), order, begin: Begin::anew(), state: self.sink(instance) };
+        self.conduct(InstanceState::Leasing, arguments).await
+    }
+
+    /// What a conductor of this node reports to.
+    fn sink(&self, instance: InstanceId) -> StateSink {
+        let me = self.me.clone();
+        Arc::new(move |state, running| drop(me.cast(PlacementMsg::State(instance, state, running.map(Box::new)))))
+    }
+
+    /// Goes on with an instance that was taken over.
+    async fn heir(&mut self, heir: Heir) {
+        let instance = heir.instance();
+        let arguments = ConductorArguments::heir(self.arguments.ground.clone(), heir, self.sink(instance));
+        let begins = InstanceState::Recovering("its conductor is gone".to_owned());
+        match self.conduct(begins, arguments).await {
+            Ok(_) => self.publish(),
+            Err(reason) => tracing::error!(target: "shoal::conductor", ?instance, %reason, "an instance that was taken over is lost"),
+        }
+    }
+
+    /// Starts a conductor.
+    async fn conduct(&mut self, begins: InstanceState, arguments: ConductorArguments) -> Result<InstanceId, String> {
+        let Order { instance, term, model, plan, .. } = &arguments.order;
+        let instance = *instance;
         let summary = InstanceSummary {
             instance,
             model: model.name.clone(),
             sha256: model.sha256.clone(),
-            term,
-            state: InstanceState::Leasing,
+            term: *term,
+            state: begins,
             context_tokens: plan.context_tokens,
-            stages: plan
-                .stages
-                .iter()
-                .map(|s| StageSummary { node: s.node, layers: s.layers.clone(), lease_bytes: s.memory.total() })
-                .collect(),
+            stages: stages(plan),
             decode_tok_s: plan.predicted.decode_tok_s,
             prefill_tok_s: plan.predicted.prefill_tok_s,
-        };
-        let me = self.me.clone();
-        let arguments = ConductorArguments {
-            ground: ground.clone(),
-            order: Order { instance, term, epoch: PlanEpoch(0), model, card, plan, members },
-            state: Arc::new(move |state, scheduler| drop(me.cast(PlacementMsg::State(instance, state, scheduler)))),
+            forked: false,
         };
         let spawned = Actor::spawn_linked(None, Conductor, arguments, self.me.get_cell()).await;
         let (conductor, _) = spawned.map_err(|error| format!("the conductor did not start: {error}"))?;
@@ -352,13 +375,17 @@ impl PlacementState {
         Ok(instance)
     }
 
-    fn state(&mut self, instance: InstanceId, state: InstanceState, scheduler: Option<ActorRef<SchedulerMsg>>) {
+    fn state(&mut self, instance: InstanceId, state: InstanceState, running: Option<Box<Running>>) {
         let Some(held) = self.instances.get_mut(&instance) else { return };
         held.summary.state = state.clone();
         match state {
             InstanceState::Ready => {
-                if let Some(scheduler) = scheduler {
+                if let Some(Running { scheduler, plan, forked }) = running.map(|running| *running) {
                     self.arguments.schedulers.insert(instance, scheduler);
+                    held.summary.stages = stages(&plan);
+                    held.summary.forked = forked;
+                    held.summary.decode_tok_s = plan.predicted.decode_tok_s;
+                    held.summary.prefill_tok_s = plan.predicted.prefill_tok_s;
                 }
                 let ready = PlacementReply::Ready(Box::new(held.summary.clone()));
                 held.waiting.drain(..).for_each(|way| way.reply(Ok(ready.clone())));
@@ -393,8 +420,13 @@ impl PlacementState {
     }
 }
 
+/// A plan's stages as they are announced.
+fn stages(plan: &Plan) -> Vec<StageSummary> {
+    plan.stages.iter().map(|s| StageSummary { node: s.node, layers: s.layers.clone(), lease_bytes: s.memory.total() }).collect()
+}
+
 /// Measured links as the planner takes them. A rate that was not measured is left to its assumptions.
-fn links(measured: &crate::topology::LinkMatrix) -> LinkMatrix {
+pub(crate) fn links(measured: &crate::topology::LinkMatrix) -> LinkMatrix {
     let mut links = LinkMatrix::new();
     for (from, to, _) in measured.iter() {
         if let Some(best) = measured.between(from, to) {
@@ -440,13 +472,18 @@ impl Actor for PlacementActor {
         match message {
             PlacementMsg::Call(call) => state.call(call),
             PlacementMsg::Prepared(prepared) => state.prepared(*prepared).await,
-            PlacementMsg::State(instance, new, scheduler) => state.state(instance, new, scheduler),
+            PlacementMsg::State(instance, new, running) => state.state(instance, new, running),
             PlacementMsg::Notice(notice) => {
                 if let Some(held) = state.instances.get(&notice.key.instance) {
                     let _ = held.conductor.cast(ConductorMsg::Notice(notice));
                 }
             }
-            PlacementMsg::Gone(node) => state.tell(|| ConductorMsg::Gone(node)),
+            PlacementMsg::Gone(node) => {
+                state.tell(|| ConductorMsg::Gone(node));
+                let me = state.me.clone();
+                succeed(&state.arguments.ground, node, move |heir| drop(me.cast(PlacementMsg::Heir(Box::new(heir)))));
+            }
+            PlacementMsg::Heir(heir) => state.heir(*heir).await,
             PlacementMsg::LeaseLost(lease, reason) => state.tell(|| ConductorMsg::LeaseLost(lease, reason.clone())),
             PlacementMsg::Stop(done) => state.stop(done),
         }

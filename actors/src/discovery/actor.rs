@@ -13,7 +13,7 @@ use super::beacon::schedule::{Action, Schedule};
 use super::book::{Input, Output, PeerBook, Refusal, Source};
 use super::{address, seen};
 use crate::card::WIRE_VERSION;
-use crate::env::{Beacon, BeaconSocket, Env, Instant, NetworkEvent};
+use crate::env::{Beacon, BeaconSocket, Env, Instant, NetworkEvent, TROUBLES_MAX, Trouble};
 use crate::ids::{Incarnation, NodeId};
 use crate::network::NetworkHandle;
 use crate::secret::ClusterKey;
@@ -34,6 +34,7 @@ pub struct Discovery {
 struct Shared {
     actor: Mutex<Option<ActorRef<DiscoveryMessage>>>,
     refusals: Mutex<Vec<Refusal>>,
+    troubles: Mutex<Vec<Trouble>>,
 }
 
 impl Discovery {
@@ -66,6 +67,11 @@ impl Discovery {
     /// Peers that are there and cannot be talked to, with the reason, latest last.
     pub fn refusals(&self) -> Vec<Refusal> {
         self.shared.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What keeps this node from finding others at the moment, e.g. a given peer that does not answer.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.shared.troubles.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -141,6 +147,8 @@ pub struct DiscoveryState {
     schedule: Schedule,
     seal: Seal,
     socket: Option<Arc<dyn BeaconSocket>>,
+    /// What the beacon lacks.
+    deaf: Option<Trouble>,
     waiting: Arc<AtomicUsize>,
     next_look: Instant,
     wake: Wake,
@@ -160,6 +168,7 @@ impl Actor for DiscoveryActor {
         let now = env.clock.now();
         let seal = Seal::new(arguments.cluster.clone());
         let waiting = Arc::new(AtomicUsize::new(0));
+        let mut deaf = None;
         let socket = arguments.beacon.as_ref().and_then(|beacon| {
             let (actor, seal, waiting) = (myself.clone(), seal.clone(), Arc::clone(&waiting));
             let open_to_all = arguments.cluster.is_none();
@@ -180,6 +189,8 @@ impl Actor for DiscoveryActor {
                 Ok(socket) => Some(socket),
                 Err(error) => {
                     tracing::warn!(%error, "the beacon is off");
+                    let help = "give addresses with --peer; other ways to find nodes go on".to_owned();
+                    deaf = Some(Trouble { about: "multicast hellos".to_owned(), what: error.reason, help });
                     None
                 }
             }
@@ -190,6 +201,7 @@ impl Actor for DiscoveryActor {
             wake: Wake::new("discovery", Arc::clone(&env.clock), Arc::clone(&env.spawner)),
             seal,
             socket,
+            deaf,
             waiting,
             next_look: now,
             arguments,
@@ -267,18 +279,26 @@ impl DiscoveryState {
         self.next_look = now + LOOK_EVERY;
         if let Some(socket) = &self.socket {
             let interfaces = socket.refresh();
+            self.deaf = socket.trouble();
             self.schedule.interfaces(now, interfaces.clone());
             self.tell_book(now, Input::Interfaces(interfaces));
         }
     }
 
     fn arm(&mut self, myself: &ActorRef<DiscoveryMessage>, now: Instant) {
+        self.tell_troubles(now);
         let mut next = self.book.deadline(now);
         if self.socket.is_some() {
             next = next.min(self.next_look);
             next = self.schedule.deadline().map_or(next, |due| due.min(next));
         }
         self.wake.set(myself, next, DiscoveryMessage(Told::Tick));
+    }
+
+    fn tell_troubles(&self, now: Instant) {
+        let mut troubles: Vec<Trouble> = self.deaf.iter().cloned().chain(self.book.troubles(now)).collect();
+        troubles.truncate(TROUBLES_MAX);
+        *self.arguments.handle.shared.troubles.lock().unwrap_or_else(PoisonError::into_inner) = troubles;
     }
 
     fn network(&mut self, now: Instant, event: NetworkEvent) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::address::{self, Rank};
 use super::seen::{self, SeenPeer};
 use crate::dice::Dice;
-use crate::env::{Instant, Interface};
+use crate::env::{Instant, Interface, Trouble};
 use crate::ids::{Incarnation, NodeId};
 
 /// The most peers that are remembered. When there are more, those heard least recently go.
@@ -36,6 +36,8 @@ const BACKOFF_HEARD: Duration = Duration::from_secs(2);
 const COURTESY: Duration = Duration::from_millis(400);
 /// A peer that turned us away is asked again after this: its owner may have changed the key.
 const REFUSED_PAUSE: Duration = Duration::from_secs(60);
+/// A given address that nobody has answered at for so long is a trouble for the user to see.
+const TROUBLE_AFTER: Duration = Duration::from_secs(3);
 /// The most refusals that are kept for the user to see.
 const REFUSALS_MAX: usize = 64;
 /// Dials under way at a time.
@@ -180,6 +182,16 @@ struct Asked {
     spot: Spot,
     peer: Option<NodeId>,
     refused: Option<Instant>,
+    /// Since when every dial has come to nothing, and what the last one met with.
+    failing: Option<(Instant, String)>,
+}
+
+impl Asked {
+    fn failed(&mut self, now: Instant, reason: &str, dice: &mut Dice) {
+        let since = self.failing.take().map_or(now, |(since, _)| since);
+        self.failing = Some((since, reason.to_owned()));
+        self.spot.failed(now, dice);
+    }
 }
 
 /// Whether `address` is one that this node itself listens at.
@@ -245,7 +257,12 @@ impl PeerBook {
             Input::Ask(address) => {
                 let address = address::plain(address);
                 if self.asked.len() < ASKED_MAX {
-                    self.asked.entry(address).or_insert_with(|| Asked { spot: Spot::new(address, now), peer: None, refused: None });
+                    self.asked.entry(address).or_insert_with(|| Asked {
+                        spot: Spot::new(address, now),
+                        peer: None,
+                        refused: None,
+                        failing: None,
+                    });
                 }
             }
             Input::Seen(peers) => {
@@ -405,8 +422,7 @@ impl PeerBook {
         if let Some(asked) = self.asked.get_mut(&address)
             && asked.spot.dialled.is_some()
         {
-            asked.spot.failed(now, &mut self.dice);
-            tracing::debug!(%address, reason, "the given peer does not answer");
+            asked.failed(now, reason, &mut self.dice);
         }
         for peer in self.peers.values_mut() {
             for spot in peer.spots.iter_mut().filter(|spot| spot.address == address && spot.dialled.is_some()) {
@@ -427,6 +443,8 @@ impl PeerBook {
             if let Some(asked) = self.asked.get_mut(&address) {
                 asked.refused = Some(until);
                 asked.spot.dialled = None;
+                // Somebody answers there, and what he says is shown.
+                asked.failing = None;
             }
             for peer in self.peers.values_mut() {
                 if peer.spots.iter().any(|spot| spot.address == address && spot.dialled.is_some()) {
@@ -449,10 +467,17 @@ impl PeerBook {
 
     /// Gives up on silent dials, forgets the dead, dials whom it is time for, saves.
     fn advance(&mut self, now: Instant, outputs: &mut Vec<Output>) {
-        let spots = self.peers.values_mut().flat_map(|peer| &mut peer.spots).chain(self.asked.values_mut().map(|asked| &mut asked.spot));
-        for spot in spots {
-            if spot.dialled.is_some_and(|at| now.since(at) >= DIAL_TIMEOUT) {
-                spot.failed(now, &mut self.dice);
+        let silent = |spot: &Spot| spot.dialled.is_some_and(|at| now.since(at) >= DIAL_TIMEOUT);
+        for spot in self.peers.values_mut().flat_map(|peer| &mut peer.spots).filter(|spot| silent(spot)) {
+            spot.failed(now, &mut self.dice);
+        }
+        for asked in self.asked.values_mut().filter(|asked| silent(&asked.spot)) {
+            asked.failed(now, "nothing comes back", &mut self.dice);
+        }
+        let met: Vec<SocketAddr> = self.asked.iter().filter(|(address, asked)| self.is_met(**address, asked)).map(|(at, _)| *at).collect();
+        for address in met {
+            if let Some(asked) = self.asked.get_mut(&address) {
+                asked.failing = None;
             }
         }
         self.peers.retain(|_, peer| peer.connected || peer.wanted || now.since(peer.heard) < DEAD_AFTER);
@@ -512,14 +537,32 @@ impl PeerBook {
         named + self.asked.values().filter(|asked| asked.spot.dialled.is_some()).count()
     }
 
+    /// Whether whoever is at an address that the user gave is connected. A connection that was made otherwise, to a peer that is
+    /// known to be there, will do as well.
+    fn is_met(&self, address: SocketAddr, asked: &Asked) -> bool {
+        let leads_to = |node: &NodeId, peer: &Peer| asked.peer == Some(*node) || peer.spots.iter().any(|spot| spot.address == address);
+        self.peers.iter().any(|(node, peer)| peer.connected && leads_to(node, peer))
+    }
+
+    /// Addresses that the user gave and nobody has answered at for a while. Who turns this node away does answer.
+    pub(crate) fn troubles(&self, now: Instant) -> impl Iterator<Item = Trouble> {
+        let failing = self.asked.iter().filter(|(address, _)| !self.refusals.iter().any(|refusal| refusal.address == Some(**address)));
+        failing.filter_map(move |(address, asked)| {
+            let (_, reason) = asked.failing.as_ref().filter(|(since, _)| now.since(*since) >= TROUBLE_AFTER)?;
+            Some(Trouble {
+                about: format!("peer {address}"),
+                what: format!("no node answers there: {reason}"),
+                help: "check that one runs there, that it listens at this port (see its line `control`), and that no firewall is between; \
+                    it is tried again until then"
+                    .to_owned(),
+            })
+        })
+    }
+
     /// Addresses from the user that are to be dialled, and when.
     fn due_asked(&self) -> impl Iterator<Item = (SocketAddr, Instant)> {
         let open = self.asked.iter().filter(|(address, asked)| {
-            // A connection that was made otherwise, to a peer that is known to be there, will do as well.
-            let leads_to =
-                |node: &NodeId, peer: &Peer| asked.peer == Some(*node) || peer.spots.iter().any(|spot| spot.address == **address);
-            let connected = self.peers.iter().any(|(node, peer)| peer.connected && leads_to(node, peer));
-            asked.peer != Some(self.me) && asked.spot.dialled.is_none() && !connected && !self.is_me(**address)
+            asked.peer != Some(self.me) && asked.spot.dialled.is_none() && !self.is_met(**address, asked) && !self.is_me(**address)
         });
         open.map(|(address, asked)| (*address, asked.refused.unwrap_or(Instant::ZERO).max(asked.spot.next)))
     }
@@ -536,6 +579,12 @@ impl PeerBook {
         }
         if self.unsaved {
             at_least(self.next_save);
+        }
+        for (since, _) in self.asked.values().filter_map(|asked| asked.failing.as_ref()) {
+            let told = *since + TROUBLE_AFTER;
+            if told > now {
+                at_least(told);
+            }
         }
         if self.dials() < DIALS_MAX {
             self.due_asked().for_each(|(_, moment)| at_least(moment));

@@ -246,3 +246,58 @@ proptest! {
         }
     }
 }
+
+/// The troubles that the book shows, as what they are about and what happened.
+fn troubles(book: &PeerBook, now: Instant) -> Vec<(String, String)> {
+    book.troubles(now).map(|trouble| (trouble.about, trouble.what)).collect()
+}
+
+#[test]
+fn a_given_address_that_nobody_answers_at_is_a_trouble_until_somebody_does() {
+    let mut book = book();
+    let given = address("192.168.0.7:4100");
+    assert_eq!(dials(&book.step(at(0), Input::Ask(given))), [given]);
+    book.step(at(10), Input::DialFailed { address: given, reason: "Connection refused".to_owned() });
+    assert!(troubles(&book, at(2_000)).is_empty(), "it may be starting");
+    let due = at(10) + TROUBLE_AFTER;
+    let mut now = at(10);
+    while now < due {
+        let next = book.deadline(now);
+        assert!(next > now && next <= due, "the book wakes up to tell it");
+        now = next;
+        for address in dials(&book.step(now, Input::Tick)) {
+            book.step(now, Input::DialFailed { address, reason: "Connection refused".to_owned() });
+        }
+    }
+    let shown = [("peer 192.168.0.7:4100".to_owned(), "no node answers there: Connection refused".to_owned())];
+    assert_eq!(troubles(&book, now), shown);
+    run_failing(&mut book, now, at(60_000));
+    assert_eq!(troubles(&book, at(60_000)).len(), 1, "however often it is tried");
+    // Somebody who turns us away is shown as such.
+    book.step(at(60_000), Input::Refused { peer: None, address: Some(given), reason: "this cluster needs a key".to_owned() });
+    assert!(troubles(&book, at(60_000)).is_empty());
+    book.step(at(180_000), Input::DialFailed { address: given, reason: "refused a moment ago".to_owned() });
+    assert!(troubles(&book, at(190_000)).is_empty());
+    book.step(at(190_000), Input::Connected { peer: node(9), address: given, dialled: true });
+    assert!(troubles(&book, at(190_000)).is_empty());
+    book.step(at(200_000), Input::Disconnected { peer: node(9) });
+    assert!(troubles(&book, at(200_000)).is_empty(), "not before it fails anew");
+    run_failing(&mut book, at(200_000), at(210_000));
+    assert_eq!(troubles(&book, at(210_000)).len(), 1);
+    // A connection that the other end made is as good.
+    book.step(at(220_000), Input::Connected { peer: node(9), address: address("192.168.0.7:55555"), dialled: false });
+    assert!(troubles(&book, at(230_000)).is_empty());
+}
+
+#[test]
+fn a_given_address_that_is_silent_is_a_trouble() {
+    let mut book = book();
+    let given = address("192.168.0.7:4100");
+    book.step(at(0), Input::Ask(given));
+    let mut now = at(0);
+    while now < at(20_000) {
+        now = book.deadline(now);
+        book.step(now, Input::Tick);
+    }
+    assert_eq!(troubles(&book, now), [("peer 192.168.0.7:4100".to_owned(), "no node answers there: nothing comes back".to_owned())]);
+}

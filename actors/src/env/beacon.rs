@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::Spawner;
+use super::{Spawner, Trouble};
 
 /// Longest beacon packet, in bytes. Longer ones are dropped unread.
 pub const BEACON_BYTES_MAX: usize = 256;
@@ -81,6 +81,11 @@ pub trait BeaconSocket: Send + Sync + fmt::Debug + 'static {
 
     /// Sends to one peer. `false` if the system did not take it.
     fn reply(&self, to: SocketAddr, payload: &[u8]) -> bool;
+
+    /// What keeps it from hearing others, as of the last [`BeaconSocket::refresh`].
+    fn trouble(&self) -> Option<Trouble> {
+        None
+    }
 
     /// Leaves the groups and frees the port.
     fn close(&self);

@@ -10,6 +10,7 @@ mod network;
 mod storage;
 mod system;
 mod text;
+mod trouble;
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ pub use shoal_transport::env::{BoxFuture, Clock, Instant, Join, Rng, Spawner, Sy
 pub use storage::{DirectoryStorage, MemoryStorage, Storage};
 pub use system::{SystemClock, SystemSpawner};
 pub use text::{TextDecoder, TextModel};
+pub use trouble::{TROUBLES_MAX, Trouble};
 
 /// Everything through which a node touches the world.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{BoxFuture, Clock, Rng, Spawner};
+use super::{BoxFuture, Clock, Rng, Spawner, Trouble};
 use crate::ids::NodeId;
 use crate::secret::{ClusterKey, Identity};
 
@@ -115,6 +115,13 @@ pub enum NetworkEvent {
         /// Where the dial went.
         address: SocketAddr,
     },
+    /// Something does not work, or not as it was told before.
+    Trouble(Trouble),
+    /// It works now.
+    TroubleOver {
+        /// What the trouble was about.
+        about: String,
+    },
 }
 
 /// Where a network delivers its events. It must not block.
@@ -151,6 +158,8 @@ pub enum NetworkError {
         address: SocketAddr,
         /// The system's words.
         reason: String,
+        /// Whether another program listens there.
+        in_use: bool,
     },
     /// Anything else that kept it from starting.
     #[error("the control network did not start: {0}")]

@@ -216,6 +216,16 @@ pub enum AcquireError {
     Stopped,
 }
 
+impl AcquireError {
+    /// The owner that it lies with, if it is one's.
+    pub fn owner(&self) -> Option<NodeId> {
+        match self {
+            Self::Refused { node, .. } | Self::Unreachable { node, .. } | Self::Lost { node, .. } => Some(*node),
+            Self::Malformed(_) | Self::Cancelled | Self::Stopped => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

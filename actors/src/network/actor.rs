@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SpawnErr};
 
-use crate::env::{Connected, DisconnectReason, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory};
+use crate::env::{Connected, DisconnectReason, Network, NetworkConfig, NetworkError, NetworkEvent, NetworkFactory, TROUBLES_MAX, Trouble};
 use crate::ids::NodeId;
 use crate::service::Services;
 
@@ -32,6 +32,7 @@ struct State {
     subscribers: Vec<Arc<Subscriber>>,
     listening: Vec<SocketAddr>,
     connected: BTreeMap<NodeId, Connected>,
+    troubles: Vec<Trouble>,
 }
 
 impl NetworkHandle {
@@ -85,6 +86,11 @@ impl NetworkHandle {
         self.state().connected.values().cloned().collect()
     }
 
+    /// What does not work at the moment, oldest first.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.state().troubles.clone()
+    }
+
     fn network(&self) -> Option<Arc<dyn Network>> {
         self.state().network.clone()
     }
@@ -100,6 +106,12 @@ impl NetworkHandle {
                 NetworkEvent::Listening(address) if !state.listening.contains(address) => state.listening.push(*address),
                 NetworkEvent::Connected(connected) => drop(state.connected.insert(connected.peer, connected.clone())),
                 NetworkEvent::Disconnected { peer, .. } => drop(state.connected.remove(peer)),
+                NetworkEvent::Trouble(trouble) => {
+                    state.troubles.retain(|known| known.about != trouble.about);
+                    state.troubles.push(trouble.clone());
+                    state.troubles.truncate(TROUBLES_MAX);
+                }
+                NetworkEvent::TroubleOver { about } => state.troubles.retain(|known| known.about != *about),
                 _ => {}
             }
             state.subscribers.clone()
@@ -126,6 +138,7 @@ impl NetworkHandle {
             let mut state = self.state();
             state.network = None;
             state.listening.clear();
+            state.troubles.clear();
             state.connected.keys().copied().collect()
         };
         for peer in peers {

@@ -311,7 +311,11 @@ impl State {
             }
             let ports = if address.port() == 0 { 49152..=u16::MAX } else { address.port()..=address.port() };
             let free = ports.map(|port| SocketAddr::new(address.ip(), port)).find(|address| !self.by_address.contains_key(address));
-            addresses.push(free.ok_or_else(|| NetworkError::Listen { address, reason: "another node listens there".to_owned() })?);
+            addresses.push(free.ok_or_else(|| NetworkError::Listen {
+                address,
+                reason: "another node listens there".to_owned(),
+                in_use: true,
+            })?);
         }
         self.last_life += 1;
         let life = self.last_life;

@@ -202,6 +202,14 @@ impl NodeBuilder {
                 // Drivers of graphics processors take their time.
                 let chosen = tokio::task::spawn_blocking(move || survey::choose(choice, threads)).await;
                 let chosen = chosen.map_err(|error| StartError::Part { what: "the device", reason: error.to_string() })??;
+                let (of, there) = match chosen.own_memory_bytes {
+                    Some(bytes) => (chosen.card.name.as_str(), bytes),
+                    None => ("this machine", facts.memory.total_bytes),
+                };
+                // Where nobody says how much there is, the user knows better.
+                if let Some(asked) = self.memory.filter(|asked| there > 0 && *asked > there) {
+                    return Err(StartError::TooMuchMemory { asked, there, of: of.to_owned() });
+                }
                 let offer = chosen.default_offer();
                 if offer == Some(0) && self.memory.is_none() {
                     return Err(StartError::DeviceMemory { device: chosen.card.name });

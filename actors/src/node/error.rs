@@ -2,6 +2,8 @@
 
 use super::generation::GenerateError;
 use crate::catalog::CatalogError;
+use crate::env::NetworkError;
+use crate::lease::size;
 use crate::service::CallError;
 
 /// Why a node did not start.
@@ -34,6 +36,9 @@ pub enum StartError {
     /// The models folder's settings.
     #[error(transparent)]
     Models(#[from] crate::catalog::StoreError),
+    /// The control network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// Tensor links.
     #[error(transparent)]
     Tensors(#[from] shoal_transport::provider::StartError),
@@ -46,6 +51,16 @@ pub enum StartError {
         /// Its name.
         device: String,
     },
+    /// More memory is to be lent than there is.
+    #[error("{} of memory cannot be lent, because {of} has {}; say at most that with --memory, or leave it out", size(*asked), size(*there))]
+    TooMuchMemory {
+        /// What was asked for, in bytes.
+        asked: u64,
+        /// What there is, in bytes.
+        there: u64,
+        /// Whose memory it is.
+        of: String,
+    },
     /// One of the node's actors.
     #[error("{what} did not start: {reason}")]
     Part {
@@ -54,6 +69,18 @@ pub enum StartError {
         /// Why.
         reason: String,
     },
+}
+
+impl StartError {
+    /// Whether another program has what the node wants for itself: its data folder, or a port.
+    pub fn is_in_use(&self) -> bool {
+        match self {
+            Self::InUse { .. } => true,
+            Self::Network(NetworkError::Listen { in_use, .. }) => *in_use,
+            Self::Tensors(shoal_transport::provider::StartError::Listen { source, .. }) => source.kind() == std::io::ErrorKind::AddrInUse,
+            _ => false,
+        }
+    }
 }
 
 /// Why a node did not do what it was asked.

@@ -1,8 +1,11 @@
 //! Text from an instance, wherever it runs, as a stream at this node.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::env::Clock;
 use crate::ids::{InstanceId, NodeId, RequestId};
+use crate::membership::Membership;
 use crate::request::{End, Finish, GenerateRequest, READ_WAIT, Timing, TokenEvent};
 use crate::scheduler::{Generate, GenerateCall, GenerateRefusal, GenerateReply};
 use crate::service::{CallError, Remote, Services};
@@ -11,6 +14,44 @@ use crate::service::{CallError, Remote, Services};
 const SUBMIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer to a read may be under way, beyond what the conductor waits for tokens.
 const READ_SLACK: Duration = Duration::from_millis(1500);
+
+/// How long an instance that nobody seems to conduct may take to be taken over by another member.
+const SUCCESSION: Duration = Duration::from_secs(10);
+/// How long one that somebody conducts may take to answer again: it loads what was lost.
+const RECOVERY: Duration = Duration::from_secs(30);
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Tells which node conducts an instance now, as far as is known.
+pub type Locate = Arc<dyn Fn(InstanceId) -> Option<NodeId> + Send + Sync>;
+
+/// Looks an instance up on the cards of the nodes that are there: of several nodes that say they conduct it, the one with the highest
+/// term does.
+pub fn locate(membership: Membership) -> Locate {
+    Arc::new(move |instance| {
+        let view = membership.view();
+        let known = view.present().flat_map(|(node, member)| member.card.instances.iter().map(move |known| (node, known)));
+        let here = known.filter(|(node, known)| known.instance == instance && known.term.node == *node);
+        here.max_by_key(|(_, known)| known.term).map(|(node, _)| node)
+    })
+}
+
+/// What a generation needs of its node.
+#[derive(Clone)]
+pub struct Reach {
+    /// Peers.
+    pub services: Services,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Where instances are.
+    pub locate: Locate,
+}
+
+impl std::fmt::Debug for Reach {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reach")
+    }
+}
 
 /// Why a request gave no text, or no more of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,10 +86,15 @@ pub enum Piece {
 }
 
 /// An answer as it is made. Dropping it before its end cancels the request.
+///
+/// It goes on when another node takes the instance over: the request is submitted there again, which is the same request, and read
+/// from where it was.
 pub struct Generation {
+    reach: Reach,
     remote: Remote<Generate>,
     instance: InstanceId,
     request: RequestId,
+    submitted: GenerateRequest,
     prompt_tokens: u32,
     after: u32,
     pending: std::collections::VecDeque<TokenEvent>,
@@ -64,14 +110,16 @@ impl std::fmt::Debug for Generation {
 
 impl Generation {
     /// Submits a request to the conductor of its instance.
-    pub async fn start(services: &Services, conductor: NodeId, request: GenerateRequest) -> Result<Self, GenerateError> {
-        let remote = services.remote::<Generate>(conductor);
+    pub async fn start(reach: Reach, conductor: NodeId, request: GenerateRequest) -> Result<Self, GenerateError> {
+        let remote = reach.services.remote::<Generate>(conductor);
         let (instance, id) = (request.instance, request.id);
-        match remote.call(GenerateCall::Submit(Box::new(request)), SUBMIT_TIMEOUT).await {
+        match remote.call(GenerateCall::Submit(Box::new(request.clone())), SUBMIT_TIMEOUT).await {
             Ok(Ok(GenerateReply::Accepted { prompt_tokens })) => Ok(Self {
+                reach,
                 remote,
                 instance,
                 request: id,
+                submitted: request,
                 prompt_tokens,
                 after: 0,
                 pending: std::collections::VecDeque::new(),
@@ -126,13 +174,47 @@ impl Generation {
                 Ok(Ok(_)) => {
                     return Some(Err(self.broken(GenerateError::Broken("the conductor gave an answer to another question".to_owned()))));
                 }
-                Ok(Err(refusal)) => return Some(Err(self.broken(refusal.into()))),
-                Err(error) => return Some(Err(self.broken(GenerateError::Unreachable(error)))),
+                Ok(Err(refusal)) => match self.go_on_elsewhere(refusal.into()).await {
+                    Ok(()) => continue,
+                    Err(error) => return Some(Err(self.broken(error))),
+                },
+                Err(error) => match self.go_on_elsewhere(GenerateError::Unreachable(error)).await {
+                    Ok(()) => continue,
+                    Err(error) => return Some(Err(self.broken(error))),
+                },
             };
             // A chunk that was asked for twice brings tokens that are known.
             self.pending.extend(chunk.tokens.into_iter().filter(|token| token.index >= self.after));
             self.after += u32::try_from(self.pending.len()).unwrap_or(0);
             self.end = chunk.end;
+        }
+    }
+
+    /// After `error`: finds who conducts the instance now and submits the request there, as the same request.
+    async fn go_on_elsewhere(&mut self, error: GenerateError) -> Result<(), GenerateError> {
+        if matches!(error, GenerateError::Refused(GenerateRefusal::Invalid(_) | GenerateRefusal::Busy(_)) | GenerateError::Broken(_)) {
+            return Err(error);
+        }
+        let began = self.reach.clock.now();
+        let mut seen = false;
+        loop {
+            if let Some(conductor) = (self.reach.locate)(self.instance) {
+                seen = true;
+                let remote = self.reach.services.remote::<Generate>(conductor);
+                match remote.call(GenerateCall::Submit(Box::new(self.submitted.clone())), SUBMIT_TIMEOUT).await {
+                    Ok(Ok(GenerateReply::Accepted { .. })) => {
+                        self.remote = remote;
+                        return Ok(());
+                    }
+                    Ok(Err(refusal @ GenerateRefusal::Invalid(_))) => return Err(refusal.into()),
+                    // Not yet, or not any more.
+                    Ok(_) | Err(_) => {}
+                }
+            }
+            if self.reach.clock.now().since(began) >= if seen { RECOVERY } else { SUCCESSION } {
+                return Err(error);
+            }
+            self.reach.clock.sleep_until(self.reach.clock.now() + LOOK).await;
         }
     }
 

@@ -32,14 +32,14 @@ use tokio::sync::watch;
 
 pub use builder::NodeBuilder;
 pub use error::{NodeError, StartError};
-pub use generation::{GenerateError, Generation, Piece};
+pub use generation::{GenerateError, Generation, Locate, Piece, Reach, locate};
 pub use pool::{LeaseFailure, Pool, UserLease};
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, CatalogError, Reference};
 use crate::conductor::instance::{InstanceState, InstanceSummary};
 use crate::conductor::{Placement, PlacementMsg, PlacementReply, PlacementRequest, Reuse};
 use crate::discovery::Discovery;
-use crate::env::{BoxFuture, Env};
+use crate::env::{BoxFuture, Env, Trouble};
 use crate::ids::{InstanceId, NodeId, RequestId};
 use crate::lease::{HeldLease, LeaseKeeper, LeaseView, Leases};
 use crate::linkbench::{self, BenchOptions, LinkBenchError, LinkBenchRow};
@@ -47,7 +47,7 @@ use crate::membership::{ClusterView, Membership};
 use crate::network::NetworkHandle;
 use crate::plan::{Goal, Plan};
 use crate::request::{ChatMessage, GenerateRequest, Prompt};
-use crate::scheduler::GenerateRefusal;
+use crate::scheduler::{Generate, GenerateCall, GenerateRefusal};
 use crate::service::{Remote, ServeError, Service, Services};
 use crate::stage::WorkersMsg;
 use crate::stage::links::TensorLinks;
@@ -59,6 +59,9 @@ use parts::SupervisorMsg;
 const LOAD_TIMEOUT: Duration = Duration::from_secs(660);
 /// How long planning may take: the placing node reads the model's header.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a conductor may take to say whether it still has an instance.
+const PRESENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running node. Every clone is the same one.
 #[derive(Clone)]
@@ -125,6 +128,8 @@ struct Found {
     name: String,
     /// The node that is to place it, and the file's hash there; none if no node has it.
     placer: Option<(NodeId, String)>,
+    /// Why this node's own file of it cannot be used.
+    unusable: Option<CatalogError>,
     /// What to call it when asking that node.
     asked: String,
 }
@@ -197,6 +202,14 @@ impl Node {
         &self.0.network
     }
 
+    /// What keeps this node from finding others, or others from finding it, at the moment: a given peer that does not answer, a
+    /// port that another program has.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        let mut troubles = self.0.network.troubles();
+        troubles.extend(self.0.discovery.troubles());
+        troubles
+    }
+
     /// How nodes are connected.
     pub fn topology(&self) -> &Topology {
         &self.0.topology
@@ -246,19 +259,25 @@ impl Node {
         all
     }
 
-    /// The name under which the catalogue knows what a user wrote, and the file's hash if it is on this machine.
-    async fn canonical(&self, model: &str) -> Result<(String, Option<String>), NodeError> {
-        if let Ok(local) = self.0.catalog.resolve(model).await {
-            return Ok((local.name, Some(local.sha256)));
+    /// The name under which the catalogue knows what a user wrote, and the file's hash if it is on this machine, or why the file that
+    /// is there cannot be used.
+    async fn canonical(&self, model: &str) -> Result<(String, Result<String, CatalogError>), NodeError> {
+        let error = match self.0.catalog.resolve(model).await {
+            Ok(local) => return Ok((local.name, Ok(local.sha256))),
+            Err(error) => error,
+        };
+        match self.0.catalog.parse(model)? {
+            // A path names a file of this machine: no other node has anything by that name.
+            Reference::File(_) => Err(error.into()),
+            reference => Ok((reference.to_string(), Err(error))),
         }
-        Ok((self.0.catalog.parse(model)?.to_string(), None))
     }
 
     /// The node that is to place a model: of those that have it on disk the one that a hash of both names, so that all
-    /// nodes choose the same.
-    fn placer(&self, name: &str, sha256: Option<&str>) -> Option<(NodeId, String)> {
+    /// nodes choose the same. `usable` says whether this node can use what it has.
+    fn placer(&self, name: &str, sha256: Option<&str>, usable: bool) -> Option<(NodeId, String)> {
         let view = self.view();
-        let having = view.alive().filter_map(|(node, member)| {
+        let having = view.alive().filter(|(node, _)| usable || *node != self.0.node).filter_map(|(node, member)| {
             let found = member.card.models.iter().find(|model| sha256.map_or(model.name == name, |hash| model.sha256 == hash))?;
             Some((node, found.sha256.clone()))
         });
@@ -279,17 +298,19 @@ impl Node {
 
     /// Finds a model and the node that is to place it.
     async fn find(&self, model: &str) -> Result<Found, NodeError> {
-        let (name, sha256) = self.canonical(model).await?;
-        let placer = self.placer(&name, sha256.as_deref());
+        let (name, local) = self.canonical(model).await?;
+        let unusable = local.as_ref().err().filter(|error| !matches!(error, CatalogError::NotHere { .. })).cloned();
+        let placer = self.placer(&name, local.ok().as_deref(), unusable.is_none());
         // Only this node knows a file by the path that its user wrote.
         let own = placer.as_ref().is_some_and(|(node, _)| *node == self.0.node);
         let asked = if own { model.to_owned() } else { name.clone() };
-        Ok(Found { name, placer, asked })
+        Ok(Found { name, placer, unusable, asked })
     }
 
     /// Asks the placing node of a model that was found.
     async fn ask(&self, model: &str, found: &Found, request: PlacementRequest, timeout: Duration) -> Result<PlacementReply, NodeError> {
-        let (placer, _) = found.placer.as_ref().ok_or_else(|| self.unknown(model))?;
+        let nobody = || found.unusable.clone().map_or_else(|| self.unknown(model), NodeError::from);
+        let (placer, _) = found.placer.as_ref().ok_or_else(nobody)?;
         self.place(*placer, request, timeout).await
     }
 
@@ -346,10 +367,21 @@ impl Node {
         };
         let will_do =
             |instance: &InstanceSummary| instance.state == InstanceState::Ready && same(instance) && reuse.allows(instance, &goal);
-        if let Some(ready) = self.instances().into_iter().find(will_do) {
-            return Ok(ready);
+        for ready in self.instances().into_iter().filter(will_do) {
+            // Cards are a moment old. Who only has a question finds out by asking it.
+            if reuse == Reuse::Any || self.is_there(&ready).await {
+                return Ok(ready);
+            }
         }
         self.place_ready(model, &found, goal, reuse).await
+    }
+
+    /// Whether the conductor that announced an instance still has it: whatever it answers to a message about a request that never was.
+    async fn is_there(&self, instance: &InstanceSummary) -> bool {
+        let request = RequestId::random(&*self.0.env.rng);
+        let call = GenerateCall::Cancel { instance: instance.instance, request };
+        let answer = self.remote::<Generate>(instance.term.node).call(call, PRESENCE_TIMEOUT).await;
+        answer.is_ok_and(|answer| !matches!(answer, Err(GenerateRefusal::UnknownInstance(_))))
     }
 
     /// Takes a placed model down. Resolves when its stages are dropped and its leases released; their owners lend the memory again as
@@ -392,7 +424,7 @@ impl Node {
                 stop: options.stop.clone(),
                 ignore_end: options.ignore_end,
             };
-            match Generation::start(&self.0.services, instance.term.node, request).await {
+            match Generation::start(self.reach(), instance.term.node, request).await {
                 // The instance went down between the look and the request: its card is old news.
                 Err(GenerateError::Refused(GenerateRefusal::UnknownInstance(_) | GenerateRefusal::Unavailable(_))) if again => {
                     let gone = instance.instance;
@@ -402,6 +434,12 @@ impl Node {
             }
         }
         Err(NodeError::UnknownInstance(instance.instance))
+    }
+
+    /// How answers of this node find who conducts their instance.
+    fn reach(&self) -> Reach {
+        let locate = generation::locate(self.0.membership.clone());
+        Reach { services: self.0.services.clone(), clock: Arc::clone(&self.0.env.clock), locate }
     }
 
     /// Places a model whose known instance is gone, whatever the cards still say.

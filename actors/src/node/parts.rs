@@ -15,7 +15,7 @@ use crate::catalog::{Catalog, CatalogEffects, CatalogSettings};
 use crate::conductor::journal::{Journal, JournalStore};
 use crate::conductor::{Ground, LocalFiles, Placement, PlacementActor, PlacementArguments, PlacementMsg, Schedulers};
 use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
-use crate::env::{Beacon, Env, Http, NetworkConfig};
+use crate::env::{Beacon, Env, Http, NetworkConfig, NetworkError};
 use crate::ids::Incarnation;
 use crate::lease::{LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, Leases, LeasesActor, LeasesArguments};
 use crate::linkbench::{LinkBench, LinkBenchServer};
@@ -27,7 +27,7 @@ use crate::service::{Inbound, Services, ServicesLimits};
 use crate::stage::links::TensorLinks;
 use crate::stage::pipes::{Pipes, ThreadPipes};
 use crate::stage::{StageNotices, Stages, Workers, WorkersArguments, WorkersMsg};
-use crate::supervise::{ChildSpec, Restart, Supervision};
+use crate::supervise::{ChildSpec, Restart, SuperviseError, Supervision};
 use crate::topology::{Topology, TopologyActor, TopologyArguments};
 
 /// Instances and requests of each that a node remembers for others.
@@ -73,10 +73,10 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
         .map_err(|error| part("the supervisor")(error.to_string()))?;
     let add = async |spec: ChildSpec| {
         let what = spec.name;
-        ractor::call!(supervisor, SupervisorMsg::Add, Box::new(spec))
-            .map_err(|error| error.to_string())
-            .and_then(|result| result)
-            .map_err(part(what))
+        match ractor::call!(supervisor, SupervisorMsg::Add, Box::new(spec)) {
+            Ok(started) => started.map_err(|error| not_started(what, error)),
+            Err(error) => Err(part(what)(error.to_string())),
+        }
     };
     // What has started is stopped again if something after it does not start.
     let undo = Undo(Some(supervisor.clone()));
@@ -192,13 +192,15 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     *workers.lock().unwrap_or_else(PoisonError::into_inner) = Some(worker.clone());
     services.serve_actor::<Stages, _>(worker.clone()).map_err(|e| part("the stage workers")(e.to_string()))?;
 
-    let journal = Mutex::new(JournalStore::new(JOURNAL_INSTANCES, JOURNAL_ENTRIES));
-    services.serve::<Journal>(move |call| keep_journal(&journal, call)).map_err(|e| part("the journal")(e.to_string()))?;
+    let journal = Arc::new(Mutex::new(JournalStore::new(JOURNAL_INSTANCES, JOURNAL_ENTRIES)));
+    let kept = Arc::clone(&journal);
+    services.serve::<Journal>(move |call| keep_journal(&kept, call)).map_err(|e| part("the journal")(e.to_string()))?;
 
     let schedulers = Schedulers::default();
     let route = schedulers.clone();
     services.serve::<Generate>(move |call| route.route(call)).map_err(|e| part("the schedulers")(e.to_string()))?;
     let announce = membership.clone();
+    let (measured, known, store) = (topology.clone(), files.clone(), catalog.clone());
     let arguments = PlacementArguments {
         ground: Ground {
             env: env.clone(),
@@ -207,6 +209,9 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
             pipes,
             keeper: keeper.clone(),
             membership: membership.clone(),
+            links: Arc::new(move || crate::conductor::links(&measured.links())),
+            journal,
+            models: Arc::new(move |sha256| known.model(&store, sha256)),
         },
         catalog: catalog.clone(),
         files,
@@ -253,6 +258,22 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
         lock: Mutex::new(settings.lock),
         left: tokio::sync::OnceCell::new(),
     })))
+}
+
+/// Why a part did not start, said once however many had a hand in it.
+fn not_started(what: &'static str, error: SuperviseError) -> StartError {
+    let reason = match error {
+        SuperviseError::Start { reason, .. } => reason,
+        error => return StartError::Part { what, reason: error.to_string() },
+    };
+    match reason.downcast::<NetworkError>() {
+        Ok(error) => StartError::Network(*error),
+        Err(reason) => {
+            let reason = reason.to_string();
+            let said = reason.strip_prefix(what).and_then(|rest| rest.strip_prefix(" did not start: "));
+            StartError::Part { what, reason: said.unwrap_or(&reason).to_owned() }
+        }
+    }
 }
 
 fn child<F>(name: &'static str, start: impl Fn(ActorCell) -> F + Send + Sync + 'static) -> ChildSpec
@@ -333,7 +354,7 @@ pub(super) struct SupervisorArguments {
 /// Messages of the supervisor.
 pub(super) enum SupervisorMsg {
     /// Start a part.
-    Add(Box<ChildSpec>, ractor::RpcReplyPort<Result<(), String>>),
+    Add(Box<ChildSpec>, ractor::RpcReplyPort<Result<(), SuperviseError>>),
     /// This linked part cannot be restarted: when it fails, the node stops.
     Vital(ActorId),
     /// Stop every part, the last started first; answered when all have.
@@ -384,7 +405,7 @@ impl Actor for NodeSupervisor {
         match message {
             SupervisorMsg::Add(spec, reply) => {
                 let result = state.supervision.start(&me.get_cell(), *spec).await;
-                let _ = reply.send(result.map(drop).map_err(|error| error.to_string()));
+                let _ = reply.send(result.map(drop));
             }
             SupervisorMsg::Vital(part) => state.vital.push(part),
             SupervisorMsg::Stop(done) => {

@@ -20,12 +20,14 @@ pub enum PlanError {
     #[error("{}", no_split(.0))]
     NoSplit(Shortage),
     /// Fewer nodes than the goal asks for.
-    #[error("{asked} nodes are asked for and {there} can take part; start more nodes or ask for fewer")]
+    #[error("{asked} nodes are asked for and {there} can take part{}", more_nodes(*asked, *there, *lacking))]
     TooFewNodes {
         /// What the goal asks for.
         asked: u32,
-        /// How many there are.
+        /// How many can take part.
         there: u32,
+        /// How many more are there and allowed, but lack the model's file.
+        lacking: u32,
     },
     /// A node that must take part is not there.
     #[error("node {node:?} is asked for, but {reason}")]
@@ -73,6 +75,15 @@ pub struct Shortage {
     pub piece: u64,
     /// A shorter context that would fit, in tokens.
     pub context_that_fits: Option<u32>,
+}
+
+fn more_nodes(asked: u32, there: u32, lacking: u32) -> String {
+    let too_few = if there.saturating_add(lacking) < asked { ", start more nodes" } else { "" };
+    match lacking {
+        0 => "; start more nodes or ask for fewer".to_owned(),
+        1 => format!("; 1 more is there but does not have the model on disk: pull the model there{too_few} or ask for fewer"),
+        _ => format!("; {lacking} more are there but do not have the model on disk: pull the model there{too_few} or ask for fewer"),
+    }
 }
 
 fn needs(s: &Shortage) -> String {

@@ -10,16 +10,18 @@ mod cost;
 mod error;
 mod links;
 mod predict;
+mod repair;
 mod split;
 #[cfg(test)]
 mod tests;
 mod types;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 pub use error::{PlanError, Shortage};
 pub use links::{Link, LinkEntry, LinkMatrix};
+pub use repair::{Repair, repair};
 pub use types::{Arrangement, Goal, Plan, PlanRequest, Prediction, Prefer, Shard, StageMemory, StagePlan};
 
 use crate::card::{ModelCard, NodeCard};
@@ -72,7 +74,9 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Vec<Plan>, PlanError> {
     let nodes = candidates(request)?;
     let there = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
     if there < goal.nodes_min {
-        return Err(PlanError::TooFewNodes { asked: goal.nodes_min, there });
+        let allowed: BTreeSet<NodeId> = request.cards.iter().map(|card| card.node).filter(|node| !goal.excluded.contains(node)).collect();
+        let lacking = u32::try_from(allowed.len()).unwrap_or(u32::MAX).saturating_sub(there);
+        return Err(PlanError::TooFewNodes { asked: goal.nodes_min, there, lacking });
     }
     let found = search(&nodes, links, model, goal);
     if found.is_empty() {

@@ -6,11 +6,11 @@ use crate::ids::Incarnation;
 
 const MB: u64 = 1_000_000;
 
-fn id(n: usize) -> NodeId {
+pub(super) fn id(n: usize) -> NodeId {
     NodeId([n as u8; 32])
 }
 
-fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeCard {
+pub(super) fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeCard {
     NodeCard {
         node: id(n),
         incarnation: Incarnation(1),
@@ -41,7 +41,7 @@ fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeC
 }
 
 /// The shape of a model of 135 million parameters in four and a half bits.
-fn smollm2() -> ModelCard {
+pub(super) fn smollm2() -> ModelCard {
     ModelCard {
         architecture: "llama".to_owned(),
         name: "smollm2".to_owned(),
@@ -64,11 +64,11 @@ fn smollm2() -> ModelCard {
     }
 }
 
-fn model(layer_bytes: Vec<u64>) -> ModelCard {
+pub(super) fn model(layer_bytes: Vec<u64>) -> ModelCard {
     ModelCard { layers: layer_bytes.len() as u32, layer_bytes, ..smollm2() }
 }
 
-fn run(cards: &[NodeCard], model: &ModelCard, goal: &Goal) -> Result<Vec<Plan>, PlanError> {
+pub(super) fn run(cards: &[NodeCard], model: &ModelCard, goal: &Goal) -> Result<Vec<Plan>, PlanError> {
     plan(&PlanRequest { cards, links: &LinkMatrix::new(), model, goal })
 }
 
@@ -204,7 +204,7 @@ fn goals_are_kept() {
     let few = Goal { prefer: Prefer::FewestNodes, nodes_min: 2, ..Goal::default() };
     assert_eq!(run(&cards, &smollm2(), &few).expect("fits")[0].stages.len(), 2);
     let seven = Goal { nodes_min: 7, ..Goal::default() };
-    assert_eq!(run(&cards, &smollm2(), &seven), Err(PlanError::TooFewNodes { asked: 7, there: 6 }));
+    assert_eq!(run(&cards, &smollm2(), &seven), Err(PlanError::TooFewNodes { asked: 7, there: 6, lacking: 0 }));
     let stranger = Goal { pinned: [id(9)].into(), ..Goal::default() };
     assert!(matches!(run(&cards, &smollm2(), &stranger), Err(PlanError::PinnedMissing { .. })));
     assert!(matches!(run(&[], &smollm2(), &Goal::default()), Err(PlanError::NoNodes { .. })));
@@ -233,6 +233,14 @@ fn a_node_with_the_file_goes_first_where_all_else_is_equal() {
     assert!(plans[0].stages[0].on_disk && !plans[1].stages[0].on_disk);
     let strict = Goal { only_on_disk: true, ..goal.clone() };
     assert_eq!(run(&cards, &smollm2(), &strict).expect("fits").len(), 1);
+    let three = Goal { nodes_min: 3, nodes_max: 3, excluded: [id(9)].into(), ..strict };
+    let error = run(&cards, &smollm2(), &three).expect_err("the others lack the file");
+    assert_eq!(error, PlanError::TooFewNodes { asked: 3, there: 1, lacking: 2 });
+    let text = error.to_string();
+    assert!(text.contains("2 more are there but do not have the model on disk: pull the model there or ask"), "{text}");
+    let error = run(&cards, &smollm2(), &Goal { excluded: [id(1)].into(), ..three }).expect_err("one is left out");
+    let text = error.to_string();
+    assert!(text.contains("1 more is there but does not have the model on disk: pull the model there, start more nodes or ask"), "{text}");
     let pinned = Goal { only_on_disk: true, pinned: [id(1)].into(), ..goal };
     let error = run(&cards, &smollm2(), &pinned).expect_err("does not have it");
     assert!(error.to_string().contains("does not have the model on disk"), "{error}");

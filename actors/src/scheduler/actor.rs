@@ -1,6 +1,6 @@
 //! The actor around [`super::Scheduler`] and [`super::Answers`]: one for each instance, at its conductor.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::machine::{Event, Finish, Scheduler, SchedulerConfig, SubmitError, Wor
 use super::service::{Generate, GenerateCall, GenerateRefusal, GenerateReply};
 use crate::conductor::journal::{Journal, JournalEntry, JournalRequest};
 use crate::env::{Env, TextModel};
-use crate::ids::{InstanceId, NodeId, RequestId, Term};
+use crate::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
 use crate::request::{Chunk, GenerateRequest};
 use crate::service::{Inbound, Replier, Services};
 use crate::stage::message::{TOP_MAX, Tokens};
@@ -22,6 +22,30 @@ use crate::stage::port::PortSender;
 const TICK: Duration = Duration::from_millis(250);
 /// How long another member may take to remember a request.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// When none could, the members are asked again after this: one that died is replaced by then.
+const JOURNAL_PAUSE: Duration = Duration::from_millis(500);
+/// How often they are asked in all.
+const JOURNAL_TRIES: u32 = 4;
+
+/// A pipeline to run on.
+pub struct Pipeline {
+    /// The arrangement of stages that it is.
+    pub epoch: PlanEpoch,
+    /// Who else remembers requests.
+    pub members: Vec<NodeId>,
+    /// Limits.
+    pub config: SchedulerConfig,
+    /// Where steps go.
+    pub port: PortSender,
+    /// Told when the pipeline answers nonsense or does not take a step.
+    pub broken: Arc<dyn Fn(String) + Send + Sync>,
+}
+
+impl std::fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pipeline").field("epoch", &self.epoch).field("config", &self.config).finish_non_exhaustive()
+    }
+}
 
 /// What the scheduler actor is started with.
 pub struct SchedulerArguments {
@@ -33,28 +57,24 @@ pub struct SchedulerArguments {
     pub instance: InstanceId,
     /// The term it is conducted under.
     pub term: Term,
-    /// Who else remembers its requests.
-    pub members: Vec<NodeId>,
-    /// Limits.
-    pub config: SchedulerConfig,
+    /// What it begins with.
+    pub pipeline: Pipeline,
     /// Entries of the model's vocabulary.
     pub vocabulary: usize,
     /// Tokenizer and template.
     pub text: Arc<dyn TextModel>,
-    /// Where steps go.
-    pub port: PortSender,
+    /// Requests to go on with, as the members of the instance remember them.
+    pub entries: Vec<JournalEntry>,
     /// Peers.
     pub services: Services,
-    /// Told when the pipeline answers nonsense or does not take a step.
-    pub broken: Arc<dyn Fn(String) + Send + Sync>,
 }
 
 /// Messages of the scheduler actor.
 pub enum SchedulerMsg {
     /// A call from a node.
     Call(Inbound<Generate>),
-    /// The last stage's answer to a step.
-    Answer(Tokens),
+    /// The last stage's answer to a step, in an arrangement.
+    Answer(PlanEpoch, Tokens),
     /// Another member has stored a request, or none could.
     Journaled {
         /// Which.
@@ -62,6 +82,15 @@ pub enum SchedulerMsg {
         /// Whether one did.
         stored: bool,
     },
+    /// Have the members remember a request that none of them could.
+    #[doc(hidden)]
+    StoreAgain(RequestId),
+    /// The pipeline is broken and another one is being made: nothing is sent until it is there. Requests wait.
+    Suspend,
+    /// It is there: what ran is run again and goes on.
+    Resume(Box<Pipeline>),
+    /// Called if no request is open; else dropped.
+    IfIdle(Box<dyn FnOnce() + Send>),
     /// The instance broke: every request ends with this reason.
     Broken(String),
     /// Time passes.
@@ -78,8 +107,12 @@ impl std::fmt::Debug for SchedulerMsg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Call(_) => "Call",
-            Self::Answer(_) => "Answer",
+            Self::Answer(..) => "Answer",
             Self::Journaled { .. } => "Journaled",
+            Self::StoreAgain(_) => "StoreAgain",
+            Self::Suspend => "Suspend",
+            Self::Resume(_) => "Resume",
+            Self::IfIdle(_) => "IfIdle",
             Self::Broken(_) => "Broken",
             Self::Tick => "Tick",
         })
@@ -99,6 +132,9 @@ pub struct SchedulerState {
     accepting: Vec<(RequestId, Replier<Generate>)>,
     /// Requests that another member has stored, or that need no other.
     journaled: BTreeSet<RequestId>,
+    /// The requests that have not ended, and how often members were asked in vain to remember them.
+    requests: BTreeMap<RequestId, (GenerateRequest, u32)>,
+    suspended: bool,
     broken: Option<String>,
     message: Vec<u8>,
 }
@@ -109,7 +145,7 @@ fn send_chunk(reply: Replier<Generate>, chunk: Chunk) {
 
 impl SchedulerState {
     fn others(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.arguments.members.iter().copied().filter(|member| *member != self.arguments.node)
+        self.arguments.pipeline.members.iter().copied().filter(|member| *member != self.arguments.node)
     }
 
     fn submit(&mut self, request: GenerateRequest, reply: Option<Replier<Generate>>) {
@@ -132,9 +168,7 @@ impl SchedulerState {
                 return;
             }
         }
-        if self.others().next().is_none() {
-            self.journaled(id, true);
-        }
+        self.store(id);
         self.pump();
     }
 
@@ -167,13 +201,45 @@ impl SchedulerState {
         })?;
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         self.answers.open(now, request.id, prompt_tokens, self.arguments.text.decoder(), stop);
-        self.store(JournalEntry { request, prompt, emitted: Vec::new() });
+        self.requests.insert(request.id, (request, 0));
         Ok(())
     }
 
-    /// Has the other members remember a request; the first that does is enough to accept it.
-    fn store(&mut self, entry: JournalEntry) {
-        let request = entry.request.id;
+    /// Goes on with a request that a conductor before had accepted. What it told its reader of how likely those tokens were is lost.
+    fn inherit(&mut self, entry: JournalEntry) {
+        let JournalEntry { request, prompt, emitted } = entry;
+        let (now, id) = (self.arguments.env.clock.now(), request.id);
+        let Ok(stop) = StopMatcher::new(request.stop.clone()) else { return };
+        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        self.answers.open(now, id, prompt_tokens, self.arguments.text.decoder(), stop);
+        let pushed = |token: &u32| self.answers.push(id, *token, None, Vec::new(), &mut send_chunk);
+        let stopped = emitted.iter().map(pushed).any(|pushed| pushed == Pushed::Stopped);
+        let max_tokens = request.max_tokens.unwrap_or(u32::MAX);
+        let ended = match (stopped, emitted.len() >= max_tokens as usize) {
+            (true, _) => Some(Finish::Stop),
+            (false, true) => Some(Finish::Length),
+            _ if prompt.len() + emitted.len() >= self.arguments.pipeline.config.context_tokens as usize => Some(Finish::Length),
+            _ => None,
+        };
+        if let Some(reason) = ended {
+            return self.answers.finish(now, id, reason, super::Timing::default(), &mut send_chunk);
+        }
+        let ends = if request.ignore_end { BTreeSet::new() } else { self.arguments.text.ends() };
+        let work = Work { id, prompt, emitted, sampling: request.sampling.clone(), max_tokens, ends };
+        if let Err(error) = self.machine.submit(now, work) {
+            return self.answers.fail(now, id, error.to_string(), &mut send_chunk);
+        }
+        self.journaled.insert(id);
+        self.requests.insert(id, (request, 0));
+    }
+
+    /// Has the other members remember a request as far as it is; the first that does is enough to accept it.
+    fn store(&mut self, request: RequestId) {
+        let Some(((prompt, emitted), (asked, _))) = self.machine.known(request).zip(self.requests.get(&request)) else {
+            // It has ended meanwhile.
+            return self.journaled(request, false);
+        };
+        let entry = JournalEntry { request: asked.clone(), prompt: prompt.to_vec(), emitted: emitted.to_vec() };
         let (instance, term) = (self.arguments.instance, self.arguments.term);
         let calls: Vec<_> = self
             .others()
@@ -184,7 +250,7 @@ impl SchedulerState {
             })
             .collect();
         if calls.is_empty() {
-            return;
+            return self.journaled(request, true);
         }
         let me = self.me.clone();
         let first = async move {
@@ -208,8 +274,11 @@ impl SchedulerState {
 
     fn journaled(&mut self, request: RequestId, stored: bool) {
         let Some(prompt_tokens) = self.answers.prompt_tokens(request) else { return };
-        if stored {
+        if stored && self.requests.contains_key(&request) {
             self.journaled.insert(request);
+        }
+        if !stored && self.may_be_stored_later(request) {
+            return;
         }
         let mut kept = Vec::new();
         for (id, reply) in std::mem::take(&mut self.accepting) {
@@ -225,6 +294,27 @@ impl SchedulerState {
         if !stored {
             self.cancel(request, "no other member of the instance could remember the request");
         }
+    }
+
+    /// Whether there is nothing to be done about a request that no member could remember: because it is promised already and
+    /// goes on, or because they will be asked again.
+    fn may_be_stored_later(&mut self, request: RequestId) -> bool {
+        let Some((_, tries)) = self.requests.get_mut(&request) else { return false };
+        if self.suspended || self.journaled.contains(&request) {
+            // Every request is stored again when the pipeline stands.
+            return true;
+        }
+        *tries += 1;
+        if *tries >= JOURNAL_TRIES {
+            return false;
+        }
+        let (me, clock) = (self.me.clone(), Arc::clone(&self.arguments.env.clock));
+        let again = async move {
+            clock.sleep_until(clock.now() + JOURNAL_PAUSE).await;
+            let _ = me.cast(SchedulerMsg::StoreAgain(request));
+        };
+        self.arguments.env.spawner.task("journal", Box::pin(again));
+        true
     }
 
     /// Tells the other members' journals something that needs no answer: what is lost is told again with the next
@@ -248,29 +338,56 @@ impl SchedulerState {
 
     fn ended(&mut self, request: RequestId) {
         self.journaled.remove(&request);
+        self.requests.remove(&request);
         self.tell(&JournalRequest::Finish { instance: self.arguments.instance, term: self.arguments.term, request });
     }
 
     /// Sends steps while the machine has some to send.
     fn pump(&mut self) {
-        if self.broken.is_some() {
+        if self.broken.is_some() || self.suspended {
             return;
         }
         while let Some(step) = self.machine.next_step(self.arguments.env.clock.now()) {
             step.encode(&mut self.message);
-            if let Err(error) = self.arguments.port.send(std::mem::take(&mut self.message)) {
-                (self.arguments.broken)(error.to_string());
+            if let Err(error) = self.arguments.pipeline.port.send(std::mem::take(&mut self.message)) {
+                (self.arguments.pipeline.broken)(error.to_string());
                 return;
             }
         }
     }
 
-    fn answer(&mut self, tokens: Tokens) {
+    fn resume(&mut self, pipeline: Pipeline) {
+        if self.broken.is_some() {
+            return;
+        }
+        self.suspended = false;
+        let never = self.machine.restart(pipeline.config.clone());
+        self.arguments.pipeline = pipeline;
+        for request in never {
+            self.cancel(
+                request,
+                "the nodes that are left have no memory for an answer of this length; load the model with a longer context",
+            );
+        }
+        self.pump();
+        // The members may be others than before.
+        self.store_all();
+    }
+
+    fn store_all(&mut self) {
+        let all: Vec<RequestId> = self.requests.keys().copied().collect();
+        all.into_iter().for_each(|request| self.store(request));
+    }
+
+    fn answer(&mut self, epoch: PlanEpoch, tokens: Tokens) {
+        if self.suspended || epoch != self.arguments.pipeline.epoch {
+            return;
+        }
         let now = self.arguments.env.clock.now();
         let events = match self.machine.tokens(now, tokens) {
             Ok(events) => events,
             Err(error) => {
-                (self.arguments.broken)(error.to_string());
+                (self.arguments.pipeline.broken)(error.to_string());
                 return;
             }
         };
@@ -336,6 +453,7 @@ impl SchedulerState {
             let _ = self.machine.finish(now, request, Finish::Cancelled);
             self.answers.fail(now, request, reason.clone(), &mut send_chunk);
         }
+        self.requests.clear();
         for (_, reply) in std::mem::take(&mut self.accepting) {
             reply.reply(Err(GenerateRefusal::Unavailable(reason.clone())));
         }
@@ -359,16 +477,28 @@ impl Actor for SchedulerActor {
             }
         };
         arguments.env.spawner.task("scheduler ticks", Box::pin(ticks));
-        Ok(SchedulerState {
-            machine: Scheduler::new(arguments.config.clone()),
+        let mut arguments = arguments;
+        let entries = std::mem::take(&mut arguments.entries);
+        let mut state = SchedulerState {
+            machine: Scheduler::new(arguments.pipeline.config.clone()),
             arguments,
             me,
             answers: Answers::default(),
             accepting: Vec::new(),
             journaled: BTreeSet::new(),
+            requests: BTreeMap::new(),
+            suspended: false,
             broken: None,
             message: Vec::new(),
-        })
+        };
+        entries.into_iter().for_each(|entry| state.inherit(entry));
+        state.store_all();
+        Ok(state)
+    }
+
+    async fn post_start(&self, _me: ActorRef<SchedulerMsg>, state: &mut SchedulerState) -> Result<(), ActorProcessingErr> {
+        state.pump();
+        Ok(())
     }
 
     async fn handle(
@@ -379,8 +509,14 @@ impl Actor for SchedulerActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             SchedulerMsg::Call(call) => state.call(call),
-            SchedulerMsg::Answer(tokens) => state.answer(tokens),
+            SchedulerMsg::Answer(epoch, tokens) => state.answer(epoch, tokens),
             SchedulerMsg::Journaled { request, stored } => state.journaled(request, stored),
+            SchedulerMsg::StoreAgain(request) if state.journaled.contains(&request) => {}
+            SchedulerMsg::StoreAgain(request) => state.store(request),
+            SchedulerMsg::Suspend => state.suspended = true,
+            SchedulerMsg::Resume(pipeline) => state.resume(*pipeline),
+            SchedulerMsg::IfIdle(call) if state.requests.is_empty() => call(),
+            SchedulerMsg::IfIdle(_) => {}
             SchedulerMsg::Broken(reason) => state.break_off(reason),
             SchedulerMsg::Tick => state.tick(),
         }

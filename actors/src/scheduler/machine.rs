@@ -271,6 +271,36 @@ impl Scheduler {
         Ok(())
     }
 
+    /// The pipeline was made anew, with other limits and no sequence in it: whatever ran is run again, prompt and answer so
+    /// far, and goes on from there. Steps under way are never answered. Gives the requests that the new pipeline can never
+    /// hold; they stay until they are finished.
+    pub fn restart(&mut self, config: SchedulerConfig) -> Vec<RequestId> {
+        self.next_step = 0;
+        self.in_flight.clear();
+        self.frees.clear();
+        self.running.clear();
+        self.numbers = (0..u32::try_from(config.sequences_max).unwrap_or(u32::MAX)).collect();
+        self.free_pages = config.pages;
+        self.config = config;
+        for sequence in self.sequences.values_mut() {
+            if sequence.number.take().is_some() {
+                sequence.sent = 0;
+                sequence.generation += 1;
+            }
+        }
+        // Keys count up with age.
+        self.waiting = self.sequences.keys().copied().collect();
+        let context = self.config.context_tokens as usize;
+        let fits = |s: &&Sequence| s.tokens.len() < context && self.pages_of(s.tokens.len() + 1) <= self.config.pages;
+        self.sequences.values().filter(|s| !fits(s)).map(|s| s.work.id).collect()
+    }
+
+    /// What is known of a request that has not ended: its prompt, and the tokens emitted so far.
+    pub fn known(&self, id: RequestId) -> Option<(&[u32], &[u32])> {
+        let sequence = self.sequences.get(self.by_id.get(&id)?)?;
+        Some(sequence.tokens.split_at(sequence.work.prompt.len()))
+    }
+
     /// Ends a request: because its client went away, or because a stop string was seen in its text. Its sequence is
     /// freed with the next step. `None` if there is no such request any more.
     pub fn finish(&mut self, now: Instant, id: RequestId, reason: Finish) -> Option<Event> {

@@ -7,7 +7,7 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-pub use actor::{SchedulerActor, SchedulerArguments, SchedulerMsg, SchedulerState};
+pub use actor::{Pipeline, SchedulerActor, SchedulerArguments, SchedulerMsg, SchedulerState};
 pub use answers::{Answers, KEEP, Pushed, UNREAD_TIMEOUT};
 pub use machine::{AnswerError, Event, Finish, Scheduler, SchedulerConfig, SubmitError, Timing, Work};
 pub use service::{Generate, GenerateCall, GenerateRefusal, GenerateReply};

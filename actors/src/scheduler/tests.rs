@@ -113,10 +113,19 @@ fn work(id: u128, prompt: Vec<u32>, max_tokens: u32) -> Work {
 
 #[derive(Debug, Clone)]
 enum Action {
-    Submit { prompt: Vec<u32>, max_tokens: u32 },
-    Cancel { which: usize },
+    Submit {
+        prompt: Vec<u32>,
+        max_tokens: u32,
+    },
+    Cancel {
+        which: usize,
+    },
     Send,
     Answer,
+    /// The pipeline breaks and is made anew, of so many stages.
+    Restart {
+        depth: usize,
+    },
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -125,6 +134,7 @@ fn action() -> impl Strategy<Value = Action> {
         1 => any::<usize>().prop_map(|which| Action::Cancel { which }),
         6 => Just(Action::Send),
         6 => Just(Action::Answer),
+        1 => (1usize..4).prop_map(|depth| Action::Restart { depth }),
     ]
 }
 
@@ -160,6 +170,18 @@ impl World {
         let events = self.scheduler.tokens(Instant::ZERO, tokens).expect("answers come in order");
         events.into_iter().for_each(|event| self.note(event));
         true
+    }
+
+    /// Stages that stand go on with what they have in memory, except for keys; others are new.
+    fn restart(&mut self, depth: usize) {
+        let config = SchedulerConfig { depth, ..self.scheduler.config().clone() };
+        self.answers.clear();
+        if depth == self.stages.len() {
+            self.stages.iter_mut().for_each(StageMachine::reset);
+        } else {
+            self.stages = pipeline(depth, config.pages, config.rows_max);
+        }
+        assert!(self.scheduler.restart(config).is_empty(), "what fitted fits");
     }
 
     fn note(&mut self, event: Event) {
@@ -203,6 +225,7 @@ proptest! {
                 }
                 Action::Send => { world.send(); }
                 Action::Answer => { world.answer(); }
+                Action::Restart { depth } => world.restart(depth),
             }
         }
         for _ in 0..10_000 {
@@ -269,6 +292,18 @@ fn forced_tokens_are_not_emitted_again() {
     }
     let wanted: Vec<(u32, u32)> = all.iter().enumerate().skip(3).map(|(i, t)| (i as u32, *t)).collect();
     assert_eq!(got, wanted);
+}
+
+#[test]
+fn a_smaller_pipeline_names_what_it_cannot_hold() {
+    let mut world = World::new(config());
+    for (id, length) in [(1, 20), (2, 7), (3, 8)] {
+        world.scheduler.submit(Instant::ZERO, work(id, vec![5; length], 30)).expect("fits");
+    }
+    assert!(world.send());
+    // Two pages: seven tokens and one more, but not eight and one more.
+    assert_eq!(world.scheduler.restart(SchedulerConfig { pages: 2, ..config() }), [RequestId(1), RequestId(3)]);
+    assert_eq!(world.scheduler.known(RequestId(2)), Some((&[5; 7][..], &[][..])));
 }
 
 #[test]

@@ -1,18 +1,17 @@
 //! The device thread of a stage: loads it, takes its links, and then does nothing but receive a step, run it and send
-//! it on.
+//! it on. When the pipeline breaks the stage stays in memory, and waits for a place in the next one.
 //!
 //! It is a shell around [`StageMachine`]. No actor, no executor and no lock is in its loop; it tells its actor about
 //! the beginning and the end only.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use shoal_engine::stage::{StageOptions, StageSpec};
 use shoal_transport::channel;
-use shoal_transport::frame::Fence;
 use shoal_transport::link::{Link, LinkCloser};
 use shoal_transport::provider::Expected;
 
@@ -20,7 +19,7 @@ use super::links::{LINK_TIMEOUT, TensorLinks};
 use super::machine::StageMachine;
 use super::message::KIND_STEP;
 use super::pipes::StageEvent;
-use super::service::LinkStage;
+use super::service::{LinkStage, StageKey};
 use crate::env::{Clock, Compute};
 
 /// How long the stage after may leave a step lying before the pipeline counts as broken.
@@ -37,18 +36,35 @@ pub(super) struct DeviceArguments {
     pub(super) spec: StageSpec,
     pub(super) options: StageOptions,
     pub(super) sequences_max: usize,
-    pub(super) fence: Fence,
-    pub(super) upstream: Expected,
-    pub(super) upstream_slot_bytes: u32,
-    pub(super) downstream: mpsc::Receiver<Box<LinkStage>>,
+    pub(super) first: Seat,
+    pub(super) control: mpsc::Receiver<Control>,
     pub(super) stop: Arc<Stop>,
     pub(super) events: Box<dyn Fn(StageEvent) + Send>,
 }
 
-/// How a device thread is stopped from outside, wherever it waits.
+/// A stage's place in a pipeline.
+pub(super) struct Seat {
+    pub(super) key: StageKey,
+    pub(super) upstream: Expected,
+    pub(super) slot_bytes: u32,
+    /// Counts the places that the stage was given.
+    pub(super) number: u64,
+}
+
+/// What a device thread is told.
+pub(super) enum Control {
+    /// Where its output goes.
+    Link(Box<LinkStage>),
+    /// It has another place.
+    Move(Seat),
+}
+
+/// How a device thread is stopped, or made to leave its pipeline, from outside, wherever it waits.
 #[derive(Debug, Default)]
 pub(super) struct Stop {
     asked: AtomicBool,
+    /// The number of the newest place.
+    newest: AtomicU64,
     closers: std::sync::Mutex<Vec<LinkCloser>>,
 }
 
@@ -57,23 +73,30 @@ impl Stop {
         self.asked.load(Ordering::Acquire)
     }
 
-    fn watch(&self, link: &Arc<dyn Link>) {
+    /// Closes `link` when the thread is to leave the place with this number.
+    fn watch(&self, link: &Arc<dyn Link>, number: u64) {
         let closer = LinkCloser::new(link);
         self.closers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(closer);
         // Asked in the meantime: the list may have been gone through already.
-        if self.asked() {
-            self.close();
+        if self.asked() || self.newest.load(Ordering::Acquire) > number {
+            self.leave();
         }
     }
 
-    fn close(&self) {
+    /// The number of the next place.
+    pub(super) fn next_move(&self) -> u64 {
+        self.newest.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Ends the links that are there.
+    pub(super) fn leave(&self) {
         self.closers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).drain(..).for_each(|closer| closer.close());
     }
 
     /// Asks the thread to end; it does so within a step.
     pub(super) fn ask(&self) {
         self.asked.store(true, Ordering::Release);
-        self.close();
+        self.leave();
     }
 }
 
@@ -83,7 +106,7 @@ pub(super) fn run(arguments: DeviceArguments) {
     // The events outlive the stage: when `Ended` is reported, its memory is free.
     let (arguments, events) = split(arguments);
     let end = drive(arguments, &events);
-    stop.close();
+    stop.leave();
     let reason = match end {
         Err(reason) if !stop.asked() => Some(reason),
         _ => None,
@@ -99,21 +122,7 @@ fn split(mut arguments: DeviceArguments) -> (DeviceArguments, Events) {
 }
 
 fn drive(arguments: DeviceArguments, events: &Events) -> Result<(), String> {
-    let DeviceArguments {
-        clock,
-        compute,
-        links,
-        path,
-        spec,
-        options,
-        sequences_max,
-        fence,
-        upstream,
-        upstream_slot_bytes,
-        downstream,
-        stop,
-        ..
-    } = arguments;
+    let DeviceArguments { clock, compute, links, path, spec, options, sequences_max, first, control, stop, .. } = arguments;
     let begun = clock.now();
     let stage = compute.load(&path, &spec, &options).map_err(|error| error.to_string())?;
     let (pages, _) = stage.pages();
@@ -125,27 +134,45 @@ fn drive(arguments: DeviceArguments, events: &Events) -> Result<(), String> {
         weight_bytes: stage.weight_bytes(),
         took: clock.now().since(begun),
     });
-    let to = loop {
-        match downstream.recv_timeout(IDLE) {
-            Ok(to) => break to,
-            Err(mpsc::RecvTimeoutError::Timeout) if !stop.asked() => {}
-            Err(_) => return Ok(()),
+    let mut machine = StageMachine::new(stage, options.rows_max, sequences_max);
+    let mut seat = Some(first);
+    loop {
+        // What comes while it has no place, or of a place that it left, is old news.
+        match (control.recv_timeout(IDLE), seat.take()) {
+            (Ok(Control::Move(next)), _) => seat = Some(next),
+            (Ok(Control::Link(to)), Some(sat)) if to.key == sat.key => {
+                let key = sat.key;
+                let broken = serve(&mut machine, sat, &to, &links, &stop, events).err();
+                if stop.asked() {
+                    return Ok(());
+                }
+                stop.leave();
+                machine.reset();
+                events(StageEvent::Broken(key, broken.unwrap_or_else(|| "it was moved".to_owned())));
+            }
+            (Ok(Control::Link(_)) | Err(mpsc::RecvTimeoutError::Timeout), sat) if !stop.asked() => seat = sat,
+            (Ok(Control::Link(_)) | Err(_), _) => return Ok(()),
         }
-    };
+    }
+}
+
+/// Takes its place in a pipeline and does its steps there until that breaks.
+fn serve(machine: &mut StageMachine, seat: Seat, to: &LinkStage, links: &TensorLinks, stop: &Stop, events: &Events) -> Result<(), String> {
+    let Seat { key, upstream, slot_bytes, number } = seat;
+    let fence = key.fence();
     let link = links.dial(to.to, &to.endpoints, &to.ticket, to.slot_bytes).map_err(|error| error.to_string())?;
-    stop.watch(&link);
+    stop.watch(&link, number);
     let down = channel::sender(link, fence, TensorLinks::options(to.slot_bytes), links.effects()).map_err(|error| error.to_string())?;
-    events(StageEvent::Linked);
+    events(StageEvent::Linked(key));
     let link =
         upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
-    stop.watch(&link);
-    let up =
-        channel::receiver(link, fence, TensorLinks::options(upstream_slot_bytes), links.effects()).map_err(|error| error.to_string())?;
-    steps(StageMachine::new(stage, options.rows_max, sequences_max), up, down, &links, &stop)
+    stop.watch(&link, number);
+    let up = channel::receiver(link, fence, TensorLinks::options(slot_bytes), links.effects()).map_err(|error| error.to_string())?;
+    steps(machine, up, down, links, stop)
 }
 
 fn steps(
-    mut machine: StageMachine,
+    machine: &mut StageMachine,
     mut up: channel::Receiver,
     mut down: channel::Sender,
     links: &TensorLinks,

@@ -105,11 +105,19 @@ impl StageMachine {
         &*self.stage
     }
 
+    /// Forgets every sequence, to begin anew with step 0: the stage gets a place in another pipeline. Its weights stay.
+    pub fn reset(&mut self) {
+        for sequence in std::mem::take(&mut self.sequences).into_keys() {
+            self.stage.free(sequence);
+        }
+        self.next_step = 0;
+    }
+
     /// Runs one step message and writes the message for the next stage, or for the scheduler, into `out`; returns
     /// its kind.
     ///
     /// # Errors
-    /// [`StageFault`]; the machine must not be used after one.
+    /// [`StageFault`]; after one the machine must be [`reset`](Self::reset) before it is used again.
     pub fn step(&mut self, message: &[u8], out: &mut Vec<u8>) -> Result<u8, StageFault> {
         let view = StepView::parse(message, self.limits)?;
         if view.step() != self.next_step {

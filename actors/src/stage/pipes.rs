@@ -11,7 +11,7 @@ use std::time::Duration;
 use shoal_engine::stage::{StageOptions, StageSpec};
 pub use shoal_transport::provider::{Endpoint, Ticket};
 
-use super::device::{self, DeviceArguments, Stop};
+use super::device::{self, Control, DeviceArguments, Seat, Stop};
 use super::links::TensorLinks;
 use super::port::{Port, PortPlan, PortSender};
 use super::service::{LinkStage, StageKey};
@@ -20,8 +20,8 @@ use crate::ids::NodeId;
 
 /// Runs stages, and opens the conductor's ends of pipelines.
 pub trait Pipes: Send + Sync + fmt::Debug + 'static {
-    /// Starts a stage. It loads, waits to be told where its output goes, and then takes one step after the other. It
-    /// reports what it comes to.
+    /// Starts a stage. It loads, waits to be told where its output goes, and then takes one step after the other. When its
+    /// pipeline breaks it waits for a place in another one. It reports what it comes to.
     ///
     /// # Errors
     /// If it cannot be started, in words.
@@ -37,12 +37,8 @@ pub trait Pipes: Send + Sync + fmt::Debug + 'static {
 
 /// A stage to run.
 pub struct StageJob {
-    /// Which.
-    pub key: StageKey,
-    /// The node that will link to it.
-    pub from: NodeId,
-    /// Longest message that comes from there, in bytes.
-    pub slot_bytes: u32,
+    /// Its first place.
+    pub place: Place,
     /// The model's file.
     pub path: PathBuf,
     /// Its layers.
@@ -57,7 +53,7 @@ pub struct StageJob {
 
 impl fmt::Debug for StageJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StageJob").field("key", &self.key).field("spec", &self.spec).finish_non_exhaustive()
+        f.debug_struct("StageJob").field("place", &self.place).field("spec", &self.spec).finish_non_exhaustive()
     }
 }
 
@@ -79,27 +75,53 @@ pub enum StageEvent {
         /// How long loading took.
         took: Duration,
     },
-    /// The stage after it is connected.
-    Linked,
+    /// The stage after it is connected, in this arrangement.
+    Linked(StageKey),
+    /// The pipeline that it was part of broke, and why. It is still in memory, and waits for a place in another one.
+    Broken(StageKey, String),
     /// It has ended and its memory is free. `None`: it was asked to.
     Ended(Option<String>),
 }
 
-/// A stage that was started.
-pub struct RunningStage {
+/// A place in a pipeline.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// Which.
+    pub key: StageKey,
+    /// The node that will link to it.
+    pub from: NodeId,
+    /// Longest message that comes from there, in bytes.
+    pub slot_bytes: u32,
+}
+
+/// Where a stage takes its link.
+#[derive(Debug, Clone)]
+pub struct Door {
     /// Where the node before it dials.
     pub endpoints: Vec<Endpoint>,
     /// What that node has to show.
     pub ticket: Ticket,
-    /// Tells it where its output goes. `false`: it has ended, or knows already.
+}
+
+/// Gives a stage another place.
+pub type MoveTo = Box<dyn Fn(Place) -> Result<Door, String> + Send>;
+
+/// A stage that was started.
+pub struct RunningStage {
+    /// Where it takes its first link.
+    pub door: Door,
+    /// Tells it where its output goes. `false`: it has ended.
     pub link: Box<dyn Fn(Box<LinkStage>) -> bool + Send>,
+    /// Gives it a place in another pipeline: it leaves the one that it is in, forgets its sequences and keeps its weights. The text
+    /// says why it cannot.
+    pub move_to: MoveTo,
     /// Asks it to end, which it does within a step.
     pub stop: Box<dyn Fn() + Send>,
 }
 
 impl fmt::Debug for RunningStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RunningStage").field("endpoints", &self.endpoints).finish_non_exhaustive()
+        f.debug_struct("RunningStage").field("door", &self.door).finish_non_exhaustive()
     }
 }
 
@@ -122,6 +144,12 @@ impl fmt::Debug for OpenPort {
     }
 }
 
+/// Gets ready for the link from the stage before.
+fn open(links: &TensorLinks, place: Place, number: u64) -> Result<(Door, Seat), String> {
+    let (endpoints, ticket, upstream) = links.expect(place.from, place.slot_bytes).map_err(|error| error.to_string())?;
+    Ok((Door { endpoints, ticket }, Seat { key: place.key, upstream, slot_bytes: place.slot_bytes, number }))
+}
+
 /// A device thread for each stage, and tensor links between them.
 #[derive(Debug, Clone)]
 pub struct ThreadPipes {
@@ -138,9 +166,9 @@ impl ThreadPipes {
 
 impl Pipes for ThreadPipes {
     fn stage(&self, job: StageJob) -> Result<RunningStage, String> {
-        let StageJob { key, from, slot_bytes, path, spec, options, sequences_max, events } = job;
-        let (endpoints, ticket, upstream) = self.links.expect(from, slot_bytes).map_err(|error| error.to_string())?;
-        let (downstream, told) = mpsc::channel();
+        let StageJob { place, path, spec, options, sequences_max, events } = job;
+        let (door, first) = open(&self.links, place, 0)?;
+        let (control, told) = mpsc::channel();
         let stop = Arc::new(Stop::default());
         let arguments = DeviceArguments {
             clock: Arc::clone(&self.env.clock),
@@ -150,19 +178,24 @@ impl Pipes for ThreadPipes {
             spec,
             options,
             sequences_max,
-            fence: key.fence(),
-            upstream,
-            upstream_slot_bytes: slot_bytes,
-            downstream: told,
+            first,
+            control: told,
             stop: Arc::clone(&stop),
             events,
         };
         self.env
             .spawner
-            .thread(format!("shoal-stage-{}", key.stage), Box::new(move || device::run(arguments)))
+            .thread(format!("shoal-stage-{}", place.key.stage), Box::new(move || device::run(arguments)))
             .map_err(|error| format!("cannot start a device thread: {error}"))?;
-        let link = Box::new(move |link| downstream.send(link).is_ok());
-        Ok(RunningStage { endpoints, ticket, link, stop: Box::new(move || stop.ask()) })
+        let (links, move_control, mover) = (self.links.clone(), control.clone(), Arc::clone(&stop));
+        let move_to = Box::new(move |place| {
+            let (door, next) = open(&links, place, mover.next_move())?;
+            move_control.send(Control::Move(next)).map_err(|_| "the stage has ended".to_owned())?;
+            mover.leave();
+            Ok(door)
+        });
+        let link = Box::new(move |link| control.send(Control::Link(link)).is_ok());
+        Ok(RunningStage { door, link, move_to, stop: Box::new(move || stop.ask()) })
     }
 
     fn port(&self, last: NodeId, token_bytes: u32) -> Result<OpenPort, String> {

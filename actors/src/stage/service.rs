@@ -91,12 +91,32 @@ pub struct LinkStage {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum StageRequest {
-    /// Load a stage. Answered when it is loaded.
+    /// Load a stage. Answered when it is loaded. A node that holds just this stage from an arrangement of the instance that came
+    /// before, paid for by the same leases, keeps its weights, and gives it the new place: where it was it does no more steps.
     Load(Box<LoadStage>),
     /// Connect a loaded stage to the one after it. Answered when it is connected.
     Link(Box<LinkStage>),
     /// Stop a stage and give its memory back. Answered when it is gone.
     Unload(StageKey),
+    /// The same with every stage that the node holds of an instance, under whatever terms up to this one.
+    UnloadAll {
+        /// The instance.
+        instance: InstanceId,
+        /// The conductor's term.
+        term: Term,
+    },
+}
+
+impl StageRequest {
+    /// The term that it is made under.
+    pub fn term(&self) -> Term {
+        match self {
+            Self::Load(load) => load.key.term,
+            Self::Link(link) => link.key.term,
+            Self::Unload(key) => key.term,
+            Self::UnloadAll { term, .. } => *term,
+        }
+    }
 }
 
 /// What a loaded stage is.
@@ -149,7 +169,7 @@ impl Service for StageNotices {
     type Reply = ();
 }
 
-/// A stage is gone, and why.
+/// A stage does no more steps in its place, and why.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StageNotice {
     /// Which.

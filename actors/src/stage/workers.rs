@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use shoal_engine::stage::{StageOptions, StageSpec};
 
-use super::pipes::{Pipes, RunningStage, StageEvent, StageJob};
+use super::pipes::{Pipes, Place, RunningStage, StageEvent, StageJob};
 use super::service::{LoadStage, LoadedStage, StageKey, StageNotice, StageNotices, StageRefusal, StageReply, StageRequest, Stages};
 use crate::countdown::Countdown;
 use crate::env::Env;
@@ -54,7 +55,7 @@ pub enum WorkersMsg {
     Call(Inbound<Stages>),
     /// A device thread reports.
     #[doc(hidden)]
-    Device(StageKey, DeviceReport),
+    Device(u64, DeviceReport),
     /// A lease is fenced: whatever it paid for must go. Answered when nothing can touch the memory any more.
     Fence(LeaseId, Box<dyn FnOnce() + Send>),
     /// Drop every stage; answered when all are gone.
@@ -90,16 +91,34 @@ pub struct WorkersState {
     arguments: WorkersArguments,
     me: ActorRef<WorkersMsg>,
     stages: BTreeMap<StageKey, Held>,
+    last_number: u64,
 }
 
 struct Held {
-    leases: Vec<LeaseId>,
+    /// By which its device thread's reports are recognised, whatever its key is by then.
+    number: u64,
+    load: Box<LoadStage>,
     stage: RunningStage,
     loading: Option<Replier<Stages>>,
-    loaded: bool,
+    loaded: Option<LoadedStage>,
     linking: Option<Replier<Stages>>,
+    /// Whether it was told where its output goes, in its present place.
+    linked: bool,
     /// Told when the thread has ended.
     gone: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl Held {
+    /// Whether it is in memory just as `load` asks for it, for an arrangement of the same instance that came before. Who says so
+    /// has shown the same leases again.
+    fn serves(&self, load: &LoadStage) -> bool {
+        let old = &self.load;
+        let before = (old.key.term, old.key.epoch) < (load.key.term, load.key.epoch);
+        let same = (&old.sha256, &old.layers, old.kv_bytes, old.rows_max, old.sequences_max, old.context_tokens)
+            == (&load.sha256, &load.layers, load.kv_bytes, load.rows_max, load.sequences_max, load.context_tokens);
+        let leases = old.leases.iter().map(|lease| lease.lease).eq(load.leases.iter().map(|lease| lease.lease));
+        old.key.instance == load.key.instance && before && same && leases && self.loaded.is_some() && self.gone.is_empty()
+    }
 }
 
 fn refuse(reason: impl Into<String>) -> Result<StageReply, StageRefusal> {
@@ -115,48 +134,49 @@ fn answer(reply: Option<Replier<Stages>>, with: Result<StageReply, StageRefusal>
 impl WorkersState {
     fn call(&mut self, call: Inbound<Stages>) {
         let Inbound { from, request, reply, .. } = call;
-        let key = match &request {
-            StageRequest::Load(load) => load.key,
-            StageRequest::Link(link) => link.key,
-            StageRequest::Unload(key) => *key,
-        };
         // Terms name their claimant, so nobody can speak for another conductor.
-        if key.term.node != from {
-            return answer(reply, refuse(format!("node {from:?} does not conduct under a term of node {:?}", key.term.node)));
+        let term = request.term();
+        if term.node != from {
+            return answer(reply, refuse(format!("node {from:?} does not conduct under a term of node {:?}", term.node)));
         }
         match request {
             StageRequest::Load(load) => {
-                if let Err(reason) = self.load(&load) {
-                    return answer(reply, refuse(reason));
-                }
-                if let Some(held) = self.stages.get_mut(&key) {
-                    held.loading = reply;
+                let key = load.key;
+                match self.load(load) {
+                    Err(reason) => answer(reply, refuse(reason)),
+                    Ok(Some(loaded)) => answer(reply, Ok(StageReply::Loaded(Box::new(loaded)))),
+                    Ok(None) => {
+                        if let Some(held) = self.stages.get_mut(&key) {
+                            held.loading = reply;
+                        }
+                    }
                 }
             }
             StageRequest::Link(link) => {
-                let Some(held) = self.stages.get_mut(&key) else { return answer(reply, refuse("this node does not hold that stage")) };
-                if !held.loaded || held.linking.is_some() || !(held.stage.link)(link) {
+                let Some(held) = self.stages.get_mut(&link.key) else { return answer(reply, refuse("this node does not hold that stage")) };
+                if held.loaded.is_none() || held.linked || !(held.stage.link)(link) {
                     return answer(reply, refuse("the stage is not ready to be linked, or is linked already"));
                 }
+                held.linked = true;
                 held.linking = reply;
             }
-            StageRequest::Unload(key) => match self.stages.get_mut(&key) {
-                None => answer(reply, Ok(StageReply::Done)),
-                Some(held) => {
-                    held.gone.push(Box::new(move || answer(reply, Ok(StageReply::Done))));
-                    (held.stage.stop)();
-                }
-            },
+            StageRequest::Unload(key) => self.stop(|held| held.load.key == key, Box::new(move || answer(reply, Ok(StageReply::Done)))),
+            StageRequest::UnloadAll { instance, term } => self.stop(
+                |held| held.load.key.instance == instance && held.load.key.term <= term,
+                Box::new(move || answer(reply, Ok(StageReply::Done))),
+            ),
         }
     }
 
-    /// Checks that leases pay for what is asked, and starts the device thread.
-    fn load(&mut self, load: &LoadStage) -> Result<(), String> {
+    /// Checks that leases pay for what is asked. If the node holds just that already, from an arrangement before, it is moved;
+    /// else a device thread is started, which will report.
+    fn load(&mut self, load: Box<LoadStage>) -> Result<Option<LoadedStage>, String> {
         let key = load.key;
         if self.stages.contains_key(&key) {
             return Err("this node holds that stage already".to_owned());
         }
-        if self.stages.len() >= STAGES_MAX {
+        let standing = self.stages.iter().find(|(_, held)| held.serves(&load)).map(|(old, _)| *old);
+        if self.stages.len() >= STAGES_MAX && standing.is_none() {
             return Err(format!("this node holds {STAGES_MAX} stages already"));
         }
         if load.rows_max > ROWS_MAX || load.sequences_max > SEQUENCES_MAX || load.slot_bytes > SLOT_BYTES_MAX || load.rows_max == 0 {
@@ -178,14 +198,18 @@ impl WorkersState {
         if weights == 0 || kv < load.kv_bytes {
             return Err(format!("leases of {weights} bytes for weights and {kv} bytes for keys and values do not pay for the stage"));
         }
+        let place = Place { key, from: load.from, slot_bytes: load.slot_bytes };
+        if let Some(old) = standing {
+            return self.moved(old, load, place).map(Some);
+        }
         let path = (self.arguments.models)(&load.sha256).ok_or_else(|| {
             format!("this node does not have {} (sha256 {}) on disk; `shoal pull {}` there", load.model, load.sha256, load.model)
         })?;
         let me = self.me.clone();
+        self.last_number += 1;
+        let number = self.last_number;
         let stage = self.arguments.pipes.stage(StageJob {
-            key,
-            from: load.from,
-            slot_bytes: load.slot_bytes,
+            place,
             path,
             spec: StageSpec { layers: load.layers.clone() },
             options: StageOptions {
@@ -197,25 +221,43 @@ impl WorkersState {
             sequences_max: load.sequences_max as usize,
             events: Box::new(move |event| {
                 // Fails only when the actor has stopped, which waits for its threads first.
-                let _ = me.cast(WorkersMsg::Device(key, DeviceReport(event)));
+                let _ = me.cast(WorkersMsg::Device(number, DeviceReport(event)));
             }),
         })?;
-        let leases = load.leases.iter().map(|lease| lease.lease).collect();
-        let held = Held { leases, stage, loading: None, loaded: false, linking: None, gone: Vec::new() };
-        self.stages.insert(key, held);
         tracing::info!(target: "shoal::stage", model = %load.model, layers = ?load.layers, "loading a stage");
-        Ok(())
+        let held = Held { number, load, stage, loading: None, loaded: None, linking: None, linked: false, gone: Vec::new() };
+        self.stages.insert(key, held);
+        Ok(None)
     }
 
-    fn device(&mut self, key: StageKey, event: StageEvent) {
-        let Some(held) = self.stages.get_mut(&key) else { return };
+    /// Moves a stage that is in memory from the arrangement in which it is `old` to another one.
+    fn moved(&mut self, old: StageKey, load: Box<LoadStage>, place: Place) -> Result<LoadedStage, String> {
+        let none = || "this node does not hold that stage".to_owned();
+        let held = self.stages.get_mut(&old).ok_or_else(none)?;
+        let known = held.loaded.as_mut().ok_or_else(none)?;
+        let door = (held.stage.move_to)(place)?;
+        (known.endpoints, known.ticket) = (door.endpoints, door.ticket);
+        known.took = Duration::ZERO;
+        let loaded = known.clone();
+        answer(held.linking.take(), refuse("the stage was given another place"));
+        held.linked = false;
+        held.load = load;
+        if let Some(held) = self.stages.remove(&old) {
+            self.stages.insert(place.key, held);
+        }
+        tracing::info!(target: "shoal::stage", stage = place.key.stage, "a stage that stood was given another place");
+        Ok(loaded)
+    }
+
+    fn device(&mut self, number: u64, event: StageEvent) {
+        let Some((key, held)) = self.stages.iter_mut().find(|(_, held)| held.number == number) else { return };
+        let key = *key;
         match event {
             StageEvent::Loaded { hidden, vocabulary, pages, page_tokens, weight_bytes, took } => {
-                held.loaded = true;
                 let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
                 let loaded = LoadedStage {
-                    endpoints: held.stage.endpoints.clone(),
-                    ticket: held.stage.ticket.clone(),
+                    endpoints: held.stage.door.endpoints.clone(),
+                    ticket: held.stage.door.ticket.clone(),
                     hidden: small(hidden),
                     vocabulary: small(vocabulary),
                     pages: small(pages),
@@ -223,9 +265,16 @@ impl WorkersState {
                     weight_bytes,
                     took,
                 };
+                held.loaded = Some(loaded.clone());
                 answer(held.loading.take(), Ok(StageReply::Loaded(Box::new(loaded))));
             }
-            StageEvent::Linked => answer(held.linking.take(), Ok(StageReply::Done)),
+            // Of a place that it has left, nobody wants to hear any more.
+            StageEvent::Linked(of) | StageEvent::Broken(of, _) if of != key => {}
+            StageEvent::Linked(_) => answer(held.linking.take(), Ok(StageReply::Done)),
+            StageEvent::Broken(_, reason) => {
+                answer(held.linking.take(), refuse(reason.clone()));
+                self.notice(key, reason);
+            }
             StageEvent::Ended(reason) => {
                 let Some(held) = self.stages.remove(&key) else { return };
                 let words = reason.clone().unwrap_or_else(|| "the stage was unloaded".to_owned());
@@ -233,13 +282,17 @@ impl WorkersState {
                 answer(held.linking, refuse(words));
                 held.gone.into_iter().for_each(|tell| tell());
                 if let Some(reason) = reason {
-                    tracing::warn!(target: "shoal::stage", stage = key.stage, %reason, "a stage ended");
-                    let notice = StageNotice { key, reason };
-                    if let Err(error) = self.arguments.services.remote::<StageNotices>(key.term.node).cast(notice) {
-                        tracing::debug!(target: "shoal::stage", %error, "the conductor cannot be told");
-                    }
+                    self.notice(key, reason);
                 }
             }
+        }
+    }
+
+    /// Tells the conductor that a stage does no more steps.
+    fn notice(&self, key: StageKey, reason: String) {
+        tracing::warn!(target: "shoal::stage", stage = key.stage, %reason, "a stage's pipeline ended");
+        if let Err(error) = self.arguments.services.remote::<StageNotices>(key.term.node).cast(StageNotice { key, reason }) {
+            tracing::debug!(target: "shoal::stage", %error, "the conductor cannot be told");
         }
     }
 
@@ -260,14 +313,14 @@ impl Actor for Workers {
     type Arguments = WorkersArguments;
 
     async fn pre_start(&self, me: ActorRef<WorkersMsg>, arguments: WorkersArguments) -> Result<WorkersState, ActorProcessingErr> {
-        Ok(WorkersState { arguments, me, stages: BTreeMap::new() })
+        Ok(WorkersState { arguments, me, stages: BTreeMap::new(), last_number: 0 })
     }
 
     async fn handle(&self, _me: ActorRef<WorkersMsg>, message: WorkersMsg, state: &mut WorkersState) -> Result<(), ActorProcessingErr> {
         match message {
             WorkersMsg::Call(call) => state.call(call),
-            WorkersMsg::Device(key, DeviceReport(event)) => state.device(key, event),
-            WorkersMsg::Fence(lease, done) => state.stop(|held| held.leases.contains(&lease), done),
+            WorkersMsg::Device(number, DeviceReport(event)) => state.device(number, event),
+            WorkersMsg::Fence(lease, done) => state.stop(|held| held.load.leases.iter().any(|paid| paid.lease == lease), done),
             WorkersMsg::Stop(done) => state.stop(|_| true, done),
         }
         Ok(())

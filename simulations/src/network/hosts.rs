@@ -99,7 +99,7 @@ impl Hosts {
             }
             let taken = self.by_address.get(&address).is_some_and(|by| *by != me && self.running.contains_key(by));
             if taken {
-                return Err(NetworkError::Listen { address, reason: "another node listens there".to_owned() });
+                return Err(NetworkError::Listen { address, reason: "another node listens there".to_owned(), in_use: true });
             }
             addresses.push(address);
         }

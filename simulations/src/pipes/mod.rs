@@ -6,6 +6,7 @@ mod links;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::future::{Either, select};
@@ -13,7 +14,7 @@ use shoal_actors::env::{BoxFuture, Compute, Env};
 use shoal_actors::ids::NodeId;
 use shoal_actors::stage::machine::StageMachine;
 use shoal_actors::stage::message::Tokens;
-use shoal_actors::stage::pipes::{OpenPort, Pipes, RunningStage, StageEvent, StageJob, Ticket};
+use shoal_actors::stage::pipes::{Door, OpenPort, Pipes, Place, RunningStage, StageEvent, StageJob, Ticket};
 use shoal_actors::stage::port::{Port, PortCloser, PortError, PortEvents, PortPlan, PortSender};
 use shoal_actors::stage::{LinkStage, StageKey};
 use tokio::sync::Notify;
@@ -80,25 +81,25 @@ impl SimPipes {
         lock(&self.loaded).clone()
     }
 
-    async fn run(self, mut job: StageJob, upstream: Receiver, control: Arc<Control>) {
+    async fn run(self, mut job: StageJob, first: Seat, control: Arc<Control>) {
         // The events outlive the stage: when `Ended` is reported, its memory is free.
         let events = Events(Mutex::new(std::mem::replace(&mut job.events, Box::new(|_| {}))));
         let result = {
-            let work = Box::pin(self.drive(job, &upstream, &control, &events));
+            let work = Box::pin(self.drive(job, first, &control, &events));
             match select(work, Box::pin(control.stopped())).await {
                 Either::Left((result, _)) => result,
                 Either::Right(_) => Ok(()),
             }
         };
-        drop(upstream);
         events.tell(StageEvent::Ended(result.err()));
     }
 
-    async fn drive(&self, job: StageJob, upstream: &Receiver, control: &Control, events: &Events) -> Result<(), String> {
+    async fn drive(&self, job: StageJob, first: Seat, control: &Control, events: &Events) -> Result<(), String> {
         let begun = self.env.clock.now();
         let stage = self.compute.load(&job.path, &job.spec, &job.options).map_err(|error| error.to_string())?;
         let bytes = stage.weight_bytes() + job.options.kv_bytes;
-        let _in_memory = InMemory::new(&self.loaded, job.key, LoadedStage { layers: job.spec.layers.clone(), bytes });
+        let loaded = LoadedStage { layers: job.spec.layers.clone(), bytes };
+        let mut in_memory = InMemory::new(&self.loaded, first.key, loaded);
         let time = std::time::Duration::from_secs_f64(stage.weight_bytes() as f64 / DISK_BYTES_PER_SECOND);
         self.world.sleep(self.number, time).await;
         let (pages, _) = stage.pages();
@@ -110,20 +111,67 @@ impl SimPipes {
             weight_bytes: stage.weight_bytes(),
             took: self.env.clock.now().since(begun),
         });
-        let to = control.told().await;
-        let down = self.links.dial(self.number, self.node, to.to, &to.ticket).await?;
-        events.tell(StageEvent::Linked);
-        upstream.accept(self.number).await.map_err(|error| format!("the stage before: {error}"))?;
         let mut machine = StageMachine::new(stage, job.options.rows_max, job.sequences_max);
-        let mut out = Vec::new();
+        let mut seat = first;
         loop {
-            let step = upstream.recv().await.map_err(|error| format!("the stage before is gone: {error}"))?;
-            let rows = step.get(8..12).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes);
-            machine.step(&step, &mut out).map_err(|fault| fault.to_string())?;
-            let time = self.compute.step_time(&job.path, job.spec.layers.clone(), rows as usize);
-            self.world.sleep(self.number, time).await;
-            down.send(std::mem::take(&mut out)).map_err(|error| format!("the stage after is gone: {error}"))?;
+            let key = seat.key;
+            in_memory.is(key);
+            let moved = {
+                let work = Box::pin(self.serve(&mut machine, (&job.path, &job.spec.layers), &seat, control, events));
+                match select(work, Box::pin(control.moved())).await {
+                    Either::Left((reason, _)) => Err(reason),
+                    Either::Right((next, _)) => Ok(next),
+                }
+            };
+            // Its neighbours are to notice, too.
+            drop(seat);
+            let next = match moved {
+                Ok(next) => next,
+                Err(reason) => {
+                    events.tell(StageEvent::Broken(key, reason));
+                    control.moved().await
+                }
+            };
+            machine.reset();
+            seat = next;
         }
+    }
+
+    /// Takes its place in a pipeline and does its steps there until that breaks.
+    async fn serve(
+        &self,
+        machine: &mut StageMachine,
+        (path, layers): (&Path, &Range<u32>),
+        seat: &Seat,
+        control: &Control,
+        events: &Events,
+    ) -> String {
+        let steps = async {
+            let to = control.told(seat.key).await;
+            let down = self.links.dial(self.number, self.node, to.to, &to.ticket).await?;
+            events.tell(StageEvent::Linked(seat.key));
+            seat.upstream.accept(self.number).await.map_err(|error| format!("the stage before: {error}"))?;
+            let mut out = Vec::new();
+            loop {
+                let step = seat.upstream.recv().await.map_err(|error| format!("the stage before is gone: {error}"))?;
+                let rows = step.get(8..12).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes);
+                machine.step(&step, &mut out).map_err(|fault| fault.to_string())?;
+                let time = self.compute.step_time(path, layers.clone(), rows as usize);
+                self.world.sleep(self.number, time).await;
+                down.send(std::mem::take(&mut out)).map_err(|error| format!("the stage after is gone: {error}"))?;
+            }
+        };
+        let result: Result<std::convert::Infallible, String> = steps.await;
+        match result {
+            Err(reason) => reason,
+            Ok(never) => match never {},
+        }
+    }
+
+    fn seat(&self, place: Place) -> (Door, Seat) {
+        let ticket = Ticket::random(&*self.env.rng);
+        let upstream = self.links.expect(place.from, self.node, &ticket);
+        (Door { endpoints: Vec::new(), ticket }, Seat { key: place.key, upstream })
     }
 
     async fn connect(self, last: Receiver, plan: PortPlan) -> Result<(PortSender, Port), String> {
@@ -165,13 +213,17 @@ impl SimPipes {
 
 impl Pipes for SimPipes {
     fn stage(&self, job: StageJob) -> Result<RunningStage, String> {
-        let ticket = Ticket::random(&*self.env.rng);
-        let upstream = self.links.expect(job.from, self.node, &ticket);
+        let (door, first) = self.seat(job.place);
         let control = Arc::new(Control::default());
-        let (told, stop) = (Arc::clone(&control), Arc::clone(&control));
-        self.env.spawner.task("stage", Box::pin(self.clone().run(job, upstream, control)));
+        let (told, stop, mover, pipes) = (Arc::clone(&control), Arc::clone(&control), Arc::clone(&control), self.clone());
+        self.env.spawner.task("stage", Box::pin(self.clone().run(job, first, control)));
         let link = Box::new(move |link| told.tell(link));
-        Ok(RunningStage { endpoints: Vec::new(), ticket, link, stop: Box::new(move || stop.stop.notify_one()) })
+        let move_to = Box::new(move |place| {
+            let (door, seat) = pipes.seat(place);
+            mover.move_to(seat);
+            Ok(door)
+        });
+        Ok(RunningStage { door, link, move_to, stop: Box::new(move || stop.stop.notify_one()) })
     }
 
     fn port(&self, last: NodeId, _token_bytes: u32) -> Result<OpenPort, String> {
@@ -192,31 +244,49 @@ impl Events {
     }
 }
 
+/// A stage's place in a pipeline.
+struct Seat {
+    key: StageKey,
+    upstream: Receiver,
+}
+
 /// What a stage is told from outside.
 #[derive(Default)]
 struct Control {
-    link: Mutex<(bool, Option<Box<LinkStage>>)>,
+    link: Mutex<Option<Box<LinkStage>>>,
     linked: Notify,
+    next: Mutex<Option<Seat>>,
+    moved: Notify,
     stop: Notify,
 }
 
 impl Control {
     fn tell(&self, link: Box<LinkStage>) -> bool {
-        let mut told = lock(&self.link);
-        if std::mem::replace(&mut told.0, true) {
-            return false;
-        }
-        told.1 = Some(link);
+        *lock(&self.link) = Some(link);
         self.linked.notify_one();
         true
     }
 
-    async fn told(&self) -> Box<LinkStage> {
+    async fn told(&self, key: StageKey) -> Box<LinkStage> {
         loop {
-            if let Some(link) = lock(&self.link).1.take() {
+            if let Some(link) = lock(&self.link).take_if(|link| link.key == key) {
                 return link;
             }
             self.linked.notified().await;
+        }
+    }
+
+    fn move_to(&self, seat: Seat) {
+        *lock(&self.next) = Some(seat);
+        self.moved.notify_one();
+    }
+
+    async fn moved(&self) -> Seat {
+        loop {
+            if let Some(seat) = lock(&self.next).take() {
+                return seat;
+            }
+            self.moved.notified().await;
         }
     }
 
@@ -232,6 +302,15 @@ impl InMemory {
     fn new(loaded: &Loaded, key: StageKey, stage: LoadedStage) -> Self {
         lock(loaded).insert(key, stage);
         Self(Arc::clone(loaded), key)
+    }
+
+    /// It has another name by now.
+    fn is(&mut self, key: StageKey) {
+        let mut loaded = lock(&self.0);
+        if let Some(stage) = loaded.remove(&self.1) {
+            loaded.insert(key, stage);
+        }
+        self.1 = key;
     }
 }
 

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use futures::future::{Either, select};
 use shoal_actors::SamplingParams;
-use shoal_actors::catalog::LocalModel;
 use shoal_actors::conductor::Order;
 use shoal_actors::conductor::instance::InstanceState;
 use shoal_actors::conductor::journal;
 use shoal_actors::env::TextModel;
 use shoal_actors::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
-use shoal_actors::node::{GenerateError, Generation, Piece};
+use shoal_actors::node::{GenerateError, Generation, Piece, Reach, locate};
 use shoal_actors::plan::{Goal, LinkMatrix, PlanRequest, plan};
 use shoal_actors::request::{GenerateRequest, Prompt};
 
@@ -22,7 +21,7 @@ use crate::cluster::Life;
 use crate::compute::ByteText;
 use crate::invariants::{Heard, OpenRequest, Placed};
 use crate::scenario::lock;
-use crate::serving::SHA256;
+use crate::serving;
 
 /// Pause between two acts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(2500));
@@ -46,6 +45,9 @@ impl Client {
         for n in 0..REQUESTS {
             let chance = stage.cluster.world.chance("client", life.life << 20 | n << 16 | u64::from(number));
             let client = Self { stage: stage.clone(), life: Arc::clone(&life), chance: Mutex::new(chance) };
+            if n == 0 {
+                client.hear();
+            }
             spawner.task("client", Box::pin(async move { client.go_on(n == 0).await }));
         }
     }
@@ -117,34 +119,40 @@ impl Client {
         lock(&self.stage.served).placed.push(Placed { instance, layers: card.layers, stages });
         let holders: Vec<NodeId> = plan.nodes().collect();
         let members = journal::members(&holders, std::iter::once(node.id).chain(view.alive().map(|(node, _)| node)));
-        let model = LocalModel {
-            name: "toy".to_owned(),
-            path: model::path(),
-            sha256: SHA256.to_owned(),
-            bytes: card.file_bytes,
-            source: "simulated".to_owned(),
-            licence: None,
-            fetched_unix_seconds: None,
-        };
+        let model = serving::model(&model::path());
         let term = Term { counter: 1, node: node.id };
-        let order = Order { instance, term, epoch: PlanEpoch(0), model, card, plan, members };
-        let (stage, number, me) = (self.stage.clone(), node.number, node.id);
-        let told = move |state: InstanceState| {
+        let goal = Goal { nodes_min: 1, ..goal };
+        let order = Order { instance, term, epoch: PlanEpoch(0), model, card, goal, plan, members };
+        if let Err(error) = serving.place(order).await {
+            self.stage.cluster.world.fail(format!("node {}: {error}", node.number));
+        }
+    }
+
+    /// Keeps the books on what this node conducts.
+    fn hear(&self) {
+        let Some(serving) = &self.life.node.serving else { return };
+        let (stage, number, me) = (self.stage.clone(), self.life.node.number, self.life.node.id);
+        serving.hear(Arc::new(move |instance, state, plan| {
             stage.cluster.world.note(format!("node {number} says of {instance:?}: {state:?}"));
             match state {
                 InstanceState::Ready => {
-                    stage.count(|counts| counts.placed += 1);
-                    lock(&stage.instances).insert(instance, me);
+                    let again = lock(&stage.instances).insert(instance, me);
+                    stage.count(|counts| match again {
+                        None => counts.placed += 1,
+                        Some(before) if before == me => counts.recovered += 1,
+                        Some(_) => counts.inherited += 1,
+                    });
+                    if let Some(plan) = plan.filter(|_| again.is_some()) {
+                        let stages = plan.stages.into_iter().map(|stage| stage.layers).collect();
+                        lock(&stage.served).placed.push(Placed { instance, layers: model::card().layers, stages });
+                    }
                 }
                 InstanceState::Stopping(_) | InstanceState::Failed(_) => {
-                    lock(&stage.instances).remove(&instance);
+                    lock(&stage.instances).retain(|known, conductor| *known != instance || *conductor != me);
                 }
                 _ => {}
             }
-        };
-        if let Err(error) = serving.place(order, told).await {
-            self.stage.cluster.world.fail(format!("node {number}: {error}"));
-        }
+        }));
     }
 
     /// Asks something, and reads the answer to its end, or for as long as it likes.
@@ -210,8 +218,13 @@ impl Client {
         served.heard.push(Heard { request: id, expected, tokens, whole });
     }
 
+    fn reach(&self) -> Reach {
+        let node = &self.life.node;
+        Reach { services: node.services.clone(), clock: Arc::clone(&node.env.clock), locate: locate(node.membership.clone()) }
+    }
+
     async fn read(&self, conductor: NodeId, request: GenerateRequest, heard: &Mutex<Vec<u32>>) -> Result<(), GenerateError> {
-        let mut generation = Generation::start(&self.life.node.services, conductor, request).await?;
+        let mut generation = Generation::start(self.reach(), conductor, request).await?;
         while let Some(piece) = generation.next().await {
             match piece? {
                 Piece::Token(token) => lock(heard).push(token.token),

@@ -39,7 +39,7 @@ const AGREE_WITHIN: Duration = Duration::from_secs(45);
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// How long a request may take, whatever happens: it waits for memory, for stages that load, and for words that never
 /// come, each of which has its limit.
-const REQUEST_WITHIN: Duration = Duration::from_secs(60);
+const REQUEST_WITHIN: Duration = Duration::from_secs(90);
 /// How long owners may take to notice that nobody wants their memory.
 const BACK_WITHIN: Duration = Duration::from_secs(timing::TTL.as_secs() + timing::SWEEP.as_secs() + 5);
 

@@ -205,11 +205,6 @@ impl Sender {
         self.half.state().sender.as_ref().map_or(0, |machine| machine.unacked().end)
     }
 
-    /// The number that the next message gets. One that has a number is kept, and repeated on other links.
-    pub fn next_sequence(&self) -> u64 {
-        self.half.state().sender.as_ref().map_or(0, |machine| machine.unacked().end)
-    }
-
     /// How many messages are sent and not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
         self.half.state().sender.as_ref().map_or(0, |machine| machine.unacked().end - machine.unacked().start)

@@ -273,6 +273,7 @@ pub fn accept_any(expected: &[&Expected], deadline: Instant) -> Result<(usize, A
                     return Ok((index, link));
                 }
                 Stage::Taken => return Err(AcceptError::Used { id }),
+                Stage::Disagreed => return Err(AcceptError::Encryption { id }),
                 Stage::Cancelled => return Err(AcceptError::Cancelled { id }),
             }
         }

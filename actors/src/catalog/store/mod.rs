@@ -14,6 +14,7 @@
 //! lists the folder sees whole models or none, however many processes are at work.
 
 mod hashes;
+mod in_use;
 mod lock;
 mod manifest;
 
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+pub(crate) use in_use::InUse;
 pub(crate) use lock::Lock;
 pub(crate) use manifest::Manifest;
 
@@ -97,7 +99,7 @@ pub enum StoreError {
     #[error("this user has no home folder that is known; set SHOAL_MODELS to the folder for models")]
     NoHome,
     /// The model is needed.
-    #[error("{name} is in use by an instance; stop that first")]
+    #[error("{name} is in use by an instance of a node; take that down first (`shoal unload {name}`, with the node's --api)")]
     InUse {
         /// The model.
         name: String,
@@ -247,7 +249,8 @@ impl Store {
     /// Removes a model, and what an interrupted fetch of it left. A broken entry of that name goes, too.
     ///
     /// # Errors
-    /// If it is not there, if `in_use` says that it is needed, or if another process works on it.
+    /// If it is not there, if `in_use` says that it is needed or a stage of any node on this machine was loaded from it, or if
+    /// another process works on it.
     pub fn remove(&self, name: &str, in_use: &dyn Fn(&LocalModel) -> bool) -> Result<(), StoreError> {
         let Some(_lock) = lock::try_lock(&self.lock_path(name))? else {
             return Err(StoreError::Busy { name: name.to_owned() });
@@ -257,7 +260,8 @@ impl Store {
         if !folder.exists() && !staging.exists() {
             return Err(StoreError::Absent { name: name.to_owned(), folder: self.root.clone() });
         }
-        if self.read(&folder).is_ok_and(|model| in_use(&model)) {
+        // Nodes of other folders of data, whom the caller cannot ask, mark the files that they need.
+        if self.read(&folder).is_ok_and(|model| in_use(&model) || InUse::is_marked(&model.path)) {
             return Err(StoreError::InUse { name: name.to_owned() });
         }
         self.put_away(&folder)?;
@@ -443,6 +447,17 @@ mod tests {
         assert!(matches!(store.file(&path, &|_| Err("no".into())), Err(StoreError::NotAModel { .. })));
         assert!(matches!(store.file(folder.path(), &|_| Ok(())), Err(StoreError::NotAModel { .. })));
         assert!(matches!(store.file(&folder.path().join("y"), &|_| Ok(())), Err(StoreError::Disk { .. })));
+    }
+
+    #[test]
+    fn a_model_that_a_stage_was_loaded_from_cannot_be_removed() {
+        let (_folder, store) = store();
+        let model = put(&store, "a:1", b"abc");
+        let (one, other) = (InUse::take(&model.path), InUse::take(&model.path));
+        drop(one);
+        assert!(matches!(store.remove("a:1", &|_| false), Err(StoreError::InUse { .. })));
+        drop(other);
+        store.remove("a:1", &|_| false).expect("removes");
     }
 
     #[test]

@@ -4,6 +4,9 @@
 //! hears every packet). Each interface has its own sending socket a family, bound to one of its addresses: that
 //! decides the interface a packet leaves by and the source that peers see, and gives answers a port of their own,
 //! which a shared port could not (the system would hand an answer to any one of the nodes of the host).
+//!
+//! If another program has the port for itself, hellos still go out and answers come in; only the hellos of others are
+//! not heard. That is told as a trouble, and the port is tried again at every refresh.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +19,7 @@ use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 
 use crate::discovery::address::same_network;
 use crate::env::{
-    BEACON_BYTES_MAX, Beacon, BeaconError, BeaconPacket, BeaconSink, BeaconSocket, Family, Interface, InterfaceAddress, Spawner,
+    BEACON_BYTES_MAX, Beacon, BeaconError, BeaconPacket, BeaconSink, BeaconSocket, Family, Interface, InterfaceAddress, Spawner, Trouble,
 };
 
 /// In the administratively scoped block (RFC 2365): routers do not pass it out of a site.
@@ -49,21 +52,13 @@ impl SystemBeacon {
 
 impl Beacon for SystemBeacon {
     fn open(&self, spawner: Arc<dyn Spawner>, sink: BeaconSink) -> Result<Arc<dyn BeaconSocket>, BeaconError> {
-        let v4 = group_socket(SocketAddr::from((Ipv4Addr::UNSPECIFIED, self.port)));
-        let v6 = group_socket(SocketAddr::from((Ipv6Addr::UNSPECIFIED, self.port)));
-        if let (Err(v4), Err(v6)) = (&v4, &v6) {
-            return Err(BeaconError { reason: format!("UDP port {}: {v4}; IPv6: {v6}", self.port) });
-        }
-        let socket = SystemSocket {
-            port: self.port,
-            spawner,
-            sink,
-            state: Mutex::new(State { v4: v4.ok(), v6: v6.ok(), stations: BTreeMap::new(), listeners: Vec::new(), closed: false }),
-        };
+        let socket = SystemSocket { port: self.port, spawner, sink, state: Mutex::default() };
         {
             let mut state = socket.state.lock().unwrap_or_else(PoisonError::into_inner);
-            for group in [&state.v4, &state.v6].map(|group| group.as_ref().and_then(|group| group.try_clone().ok())).into_iter().flatten() {
-                state.listeners.push(socket.listen(group.into()));
+            let (v4, v6) = (socket.group(&mut state, Family::V4), socket.group(&mut state, Family::V6));
+            state.taken = [&v4, &v6].into_iter().any(is_taken);
+            if let (Err(v4), Err(v6), false) = (&v4, &v6, state.taken) {
+                return Err(BeaconError { reason: format!("UDP port {}: {v4}; IPv6: {v6}", self.port) });
             }
         }
         Ok(Arc::new(socket))
@@ -76,9 +71,12 @@ struct Station {
     listener: AbortHandle,
 }
 
+#[derive(Default)]
 struct State {
     v4: Option<Socket>,
     v6: Option<Socket>,
+    /// Whether another program has the port of a group that is not listened to.
+    taken: bool,
     stations: BTreeMap<(u32, Family), Station>,
     listeners: Vec<AbortHandle>,
     closed: bool,
@@ -98,6 +96,29 @@ impl fmt::Debug for SystemSocket {
 }
 
 impl SystemSocket {
+    /// Listens to the group of `family`, unless it does already. The stations that are there begin anew, so that they join it.
+    fn group(&self, state: &mut State, family: Family) -> io::Result<()> {
+        let any = match family {
+            Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let there = match family {
+            Family::V4 => &mut state.v4,
+            Family::V6 => &mut state.v6,
+        };
+        if there.is_some() {
+            return Ok(());
+        }
+        let group = group_socket(SocketAddr::new(any, self.port))?;
+        let listener = self.listen(group.try_clone()?.into());
+        *there = Some(group);
+        state.listeners.push(listener);
+        for (_, station) in state.stations.extract_if(.., |(_, of), _| *of == family) {
+            station.listener.abort();
+        }
+        Ok(())
+    }
+
     /// Delivers what `socket` receives until the handle is aborted.
     fn listen(&self, socket: UdpSocket) -> AbortHandle {
         let sink = Arc::clone(&self.sink);
@@ -164,6 +185,11 @@ impl SystemSocket {
         let listener = self.listen(socket.try_clone()?);
         Ok(Station { address, socket, listener })
     }
+}
+
+/// Whether another program has the port.
+fn is_taken(result: &io::Result<()>) -> bool {
+    result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
 }
 
 /// Joining a group again is fine: an interface that went and came keeps its membership on some systems.
@@ -236,6 +262,9 @@ impl BeaconSocket for SystemSocket {
         if state.closed {
             return interfaces;
         }
+        if state.taken {
+            state.taken = [Family::V4, Family::V6].map(|family| self.group(&mut state, family)).iter().any(is_taken);
+        }
         let mut wanted: BTreeMap<(u32, Family), (&Interface, IpAddr)> = BTreeMap::new();
         for interface in interfaces.iter().take(INTERFACES_MAX) {
             for address in &interface.addresses {
@@ -302,6 +331,20 @@ impl BeaconSocket for SystemSocket {
         };
         let Some((_, station)) = near.or_else(|| of_family().next()) else { return false };
         station.socket.send_to(payload, to).is_ok()
+    }
+
+    fn trouble(&self) -> Option<Trouble> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let over = match (&state.v4, &state.v6) {
+            (Some(_), None) => " over IPv6",
+            (None, Some(_)) => " over IPv4",
+            _ => "",
+        };
+        state.taken.then(|| Trouble {
+            about: "multicast hellos".to_owned(),
+            what: format!("another program has UDP port {} for itself: hellos of other nodes are not heard{over}", self.port),
+            help: "end that program (`ss -lunp` lists them), or give addresses with --peer; other ways to find nodes go on".to_owned(),
+        })
     }
 
     fn close(&self) {
@@ -383,6 +426,25 @@ mod tests {
         assert!(!one.announce(interfaces[0].index, Family::V4, b"late"));
         drop((one, two, three));
         runtime.shutdown_background();
+    }
+
+    /// Another program that takes the port is told of, and no more when it is gone.
+    #[test]
+    fn a_taken_port_is_told_and_taken_when_it_is_free() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let _entered = runtime.enter();
+        let spawner: Arc<dyn Spawner> = Arc::new(SystemSpawner::new(runtime.handle().clone()));
+        // Without the option to share it, as a program has it that wants the port for itself.
+        let taken = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let socket = SystemBeacon::at_port(port).open(spawner, Arc::new(drop)).unwrap();
+        socket.refresh();
+        let trouble = socket.trouble().expect("the port is taken");
+        assert!(trouble.what.contains(&port.to_string()) && trouble.help.contains("--peer"), "{trouble:?}");
+        drop(taken);
+        socket.refresh();
+        assert_eq!(socket.trouble(), None);
+        socket.close();
     }
 
     fn while_some(receiver: &mpsc::Receiver<BeaconPacket>) -> Vec<BeaconPacket> {

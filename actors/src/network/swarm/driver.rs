@@ -12,7 +12,7 @@ use libp2p::{Multiaddr, PeerId, identify};
 use tokio::sync::{mpsc, oneshot};
 
 use super::address::{lacks_zone, multiaddr, node_id, own_zone, peer_id, socket_address};
-use super::announce::{Announcer, Found};
+use super::announce::{self, Announcer, Found};
 use super::behaviour::{self, Behaviour, BehaviourEvent};
 use super::connection::{self, Link, Order, Report};
 use super::control::{self, Denied, Gate};
@@ -20,7 +20,7 @@ use super::errors::{chain, dial_error};
 use super::tasks::Tasks;
 use super::{Libp2pNetwork, Links, listen};
 use crate::env::{
-    BoxFuture, Clock, Connected, DisconnectReason, Instant, NetworkConfig, NetworkError, NetworkEvent, NetworkSink, Rng, Spawner,
+    BoxFuture, Clock, Connected, DisconnectReason, Instant, NetworkConfig, NetworkError, NetworkEvent, NetworkSink, Rng, Spawner, Trouble,
 };
 use crate::ids::NodeId;
 use crate::network::hello::{Handshake, Party, other_version};
@@ -123,11 +123,12 @@ impl Driver {
         let gate = Gate::new(Arc::clone(&clock), cluster.is_none(), network.carrier_nat);
         let mut swarm = behaviour::swarm(keypair, network.wire_version, gate, &tasks, &spawner)?;
         for address in wanted {
-            swarm.listen_on(multiaddr(address)).map_err(|error| NetworkError::Listen { address, reason: chain(&error) })?;
+            swarm.listen_on(multiaddr(address)).map_err(|error| NetworkError::Listen { address, reason: chain(&error), in_use: false })?;
         }
 
-        let announcer = mdns.then(|| Announcer::start(&*spawner, *swarm.local_peer_id())).and_then(|started| {
-            started.inspect_err(|error| tracing::warn!(target: "shoal::network", %error, "no mDNS: peers may not find this node")).ok()
+        let announcer = mdns.then(|| Announcer::start(&*spawner, Arc::clone(&clock), *swarm.local_peer_id(), Arc::clone(&sink)));
+        let announcer = announcer.and_then(|started| {
+            started.inspect_err(|error| sink(NetworkEvent::Trouble(announce::trouble(&format!("it does not start: {error}"))))).ok()
         });
         let boot = rng.next_u64("network boot");
         let party = Party { node: identity.node(), wire: network.wire_version, key: cluster, boot };
@@ -214,8 +215,15 @@ impl Driver {
             SwarmEvent::IncomingConnectionError { send_back_addr, error, .. } => self.incoming_failed(&send_back_addr, &error),
             SwarmEvent::NewListenAddr { address, .. } => self.listening(address),
             SwarmEvent::ExpiredListenAddr { address, .. } => self.expired(address),
-            SwarmEvent::ListenerClosed { reason: Err(error), .. } => {
+            SwarmEvent::ListenerClosed { reason: Err(error), addresses, .. } => {
                 tracing::error!(target: "shoal::network", %error, "a listener has failed: peers cannot reach this node there");
+                for address in addresses.iter().filter_map(socket_address) {
+                    self.emit(NetworkEvent::Trouble(Trouble {
+                        about: format!("control connections at {address}"),
+                        what: format!("this node cannot be reached there any more: {error}"),
+                        help: "start it again".to_owned(),
+                    }));
+                }
             }
             SwarmEvent::ListenerError { error, .. } => tracing::warn!(target: "shoal::network", %error, "a listener has trouble"),
             _ => {}

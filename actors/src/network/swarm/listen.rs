@@ -25,7 +25,7 @@ fn refused(address: SocketAddr, error: &io::Error) -> NetworkError {
         io::ErrorKind::AddrNotAvailable => "no interface of this machine has that address".to_owned(),
         _ => error.to_string(),
     };
-    NetworkError::Listen { address, reason }
+    NetworkError::Listen { address, reason, in_use: error.kind() == io::ErrorKind::AddrInUse }
 }
 
 /// Binds and lets go again; the port is the one chosen where 0 was asked for.
@@ -78,6 +78,7 @@ mod tests {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
         let error = resolve(&[address]).unwrap_err();
+        assert!(matches!(error, NetworkError::Listen { in_use: true, .. }));
         assert_eq!(error.to_string(), format!("cannot listen at {address}: another program listens there; choose another address or port"));
         drop(taken);
         assert_eq!(resolve(&[address]).unwrap(), [address]);
@@ -86,6 +87,7 @@ mod tests {
     #[test]
     fn an_address_of_another_machine_is_said() {
         let error = resolve(&["203.0.113.77:0".parse().unwrap()]).unwrap_err();
+        assert!(matches!(error, NetworkError::Listen { in_use: false, .. }));
         assert!(error.to_string().contains("no interface of this machine"), "{error}");
     }
 

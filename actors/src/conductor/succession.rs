@@ -1,0 +1,201 @@
+//! When a conductor dies, another member of the instance takes it over.
+//!
+//! Members remember what the instance is and what was asked of it ([`super::journal`]). The one with the lowest id that has the
+//! model's file claims first, the others a little later each, unless they hear of a claim before. A claimant collects what all
+//! members remember under its new term, so that from then on none of them takes a word of the old conductor; claims the leases at
+//! the owners, which do the same; and then makes the pipeline whole as a conductor does whose stage died. Weights stay where they
+//! are.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use futures::future::join_all;
+
+use super::assemble::{Ground, Order, Paid};
+use super::journal::{self, InstanceRecord, Journal, JournalEntry, JournalReply, JournalRequest};
+use crate::ids::{InstanceId, LeaseId, NodeId, Term};
+use crate::lease::{ClaimError, Grant, LeaseError, LeaseSpec, LeaseUse, Purpose, timing};
+use crate::membership::ClusterView;
+
+/// How long a member may take to tell what it remembers.
+const COLLECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a claim that another claimant spoilt is tried again, each time under a higher term.
+const TRIES: u32 = 4;
+
+/// An instance that was taken over, to be made whole.
+pub struct Heir {
+    pub(super) order: Order,
+    pub(super) paid: Vec<Paid>,
+    pub(super) entries: Vec<JournalEntry>,
+    /// Who conducted it before.
+    pub(super) from: NodeId,
+}
+
+impl std::fmt::Debug for Heir {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Heir").field("instance", &self.order.instance).field("term", &self.order.term).finish_non_exhaustive()
+    }
+}
+
+impl Heir {
+    /// The instance.
+    pub fn instance(&self) -> InstanceId {
+        self.order.instance
+    }
+
+    /// What was claimed.
+    pub fn order(&self) -> &Order {
+        &self.order
+    }
+}
+
+/// This node's place among those who may take an instance over now: members that are there and have the model. `None` if it may
+/// not.
+fn rank(view: &ClusterView, record: &InstanceRecord) -> Option<u32> {
+    let has_model = |node: &NodeId| view.card(*node).is_some_and(|card| card.models.iter().any(|model| model.sha256 == record.sha256));
+    let heirs: BTreeSet<NodeId> = record.members.iter().copied().filter(|node| view.is_present(*node) && has_model(node)).collect();
+    heirs.iter().position(|node| *node == view.me).and_then(|place| u32::try_from(place).ok())
+}
+
+/// Takes over what `gone` conducted, where this node is the one to do it. `heir` is called with each instance.
+pub fn succeed(ground: &Ground, gone: NodeId, heir: impl Fn(Heir) + Send + Sync + 'static) {
+    let heir = Arc::new(heir);
+    let records = ground.journal.lock().unwrap_or_else(PoisonError::into_inner).conducted_by(gone);
+    for (instance, term, record) in records {
+        let (env, ground, heir) = (ground.env.clone(), ground.clone(), Arc::clone(&heir));
+        let task = async move {
+            if let Some(taken) = take_over(&ground, instance, term, &record).await {
+                heir(taken);
+            }
+        };
+        env.spawner.task("succession", Box::pin(task));
+    }
+}
+
+/// Waits for this node's turn and takes the instance over, unless somebody else does.
+async fn take_over(ground: &Ground, instance: InstanceId, before: Term, record: &InstanceRecord) -> Option<Heir> {
+    let mut known = before;
+    for attempt in 0..TRIES {
+        let rank = rank(&ground.membership.view(), record)?;
+        ground.env.clock.sleep_until(ground.env.clock.now() + timing::CLAIM * (rank + attempt.min(1))).await;
+        // Somebody else was faster, or the conductor is back.
+        let current = ground.journal.lock().unwrap_or_else(PoisonError::into_inner).term(instance)?;
+        if current != known || ground.membership.view().is_present(before.node) {
+            return None;
+        }
+        let term = Term { counter: known.counter + 1, node: ground.node };
+        match claim(ground, instance, (record, before.node), term).await {
+            Ok(heir) => return Some(heir),
+            Err(reason) => tracing::info!(target: "shoal::conductor", ?instance, attempt, %reason, "an instance was not taken over"),
+        }
+        known = term;
+    }
+    None
+}
+
+async fn claim(ground: &Ground, instance: InstanceId, (record, from): (&InstanceRecord, NodeId), term: Term) -> Result<Heir, String> {
+    let (find, sha256) = (Arc::clone(&ground.models), record.sha256.clone());
+    let model = ground.env.blocking("shoal-model", move || find(&sha256)).await?.ok_or("this node does not have the model")?;
+    let view = ground.membership.view();
+    let holders: Vec<NodeId> = record.plan.nodes().collect();
+    let others = std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node));
+    let members = journal::members(&holders, others);
+
+    // What members remember; none of them hears the old conductor after this.
+    let asked: BTreeSet<NodeId> = record.members.iter().copied().filter(|node| view.is_present(*node)).chain([ground.node]).collect();
+    let calls = asked.iter().map(|member| {
+        let (remote, member) = (ground.services.remote::<Journal>(*member), *member);
+        async move {
+            let call = remote.call(JournalRequest::Collect { instance, term }, COLLECT_TIMEOUT);
+            ground.membership.while_present(member, call).await
+        }
+    });
+    let mut remembered = Vec::new();
+    for answer in join_all(calls).await {
+        match answer {
+            Some(Ok(Ok(JournalReply::Entries(entries)))) => remembered.push(entries),
+            Some(Ok(Err(refusal))) => return Err(refusal.to_string()),
+            // It is gone, or as good as gone.
+            Some(Ok(Ok(_)) | Err(_)) | None => {}
+        }
+    }
+
+    // The leases at every owner that is there.
+    let owners: BTreeSet<NodeId> = holders.iter().copied().filter(|node| view.is_present(*node)).collect();
+    let claims = owners.iter().map(|owner| ground.keeper.claim(*owner, instance, term, members.clone()));
+    let mut claimed: Vec<(NodeId, LeaseSpec, Grant)> = Vec::new();
+    for (owner, result) in owners.iter().zip(join_all(claims).await) {
+        match result {
+            Ok(leases) => claimed.extend(leases.into_iter().map(|(spec, grant)| (*owner, spec, grant))),
+            Err(ClaimError::Refused { why: why @ (LeaseError::StaleTerm { .. } | LeaseError::TermTaken { .. }), .. }) => {
+                // Another claimant. What this one has got is no use to anybody but that one, who claims it again.
+                let ids: Vec<LeaseId> = claimed.iter().map(|(_, _, grant)| grant.lease).collect();
+                ground.keeper.release(&ids).await;
+                return Err(why.to_string());
+            }
+            // A node that began anew has nothing to claim, and one that is gone has nothing either.
+            Err(error) => tracing::debug!(target: "shoal::conductor", ?instance, %error, "leases were not claimed"),
+        }
+    }
+    let paid = record.plan.stages.iter().map(|stage| {
+        let of_purpose = |purpose: Purpose| {
+            let mut leases = claimed.iter();
+            let found = leases
+                .find(|(owner, spec, _)| *owner == stage.node && spec.purpose == purpose && spec.stage.as_ref() == Some(&stage.layers));
+            found.map(|(_, _, grant)| LeaseUse::from(grant))
+        };
+        stage.memory.by_purpose().map(|(purpose, _)| of_purpose(purpose)).collect::<Paid>()
+    });
+    let paid: Vec<Paid> = paid.collect();
+    let order = Order {
+        instance,
+        term,
+        epoch: record.epoch,
+        model,
+        card: record.card.clone(),
+        goal: record.goal.clone(),
+        plan: record.plan.clone(),
+        members,
+    };
+    tracing::warn!(target: "shoal::conductor", ?instance, ?from, "this node takes an instance over");
+    Ok(Heir { order, paid, entries: journal::merge(remembered).into_values().collect(), from })
+}
+
+/// Has the other members remember what an instance is. Resolves when one does, or none can.
+pub(super) async fn describe(ground: &Ground, order: &Order) {
+    let record = InstanceRecord {
+        term: order.term,
+        epoch: order.epoch,
+        model: order.model.name.clone(),
+        sha256: order.model.sha256.clone(),
+        card: order.card.clone(),
+        goal: order.goal.clone(),
+        plan: order.plan.clone(),
+        members: order.members.clone(),
+    };
+    let request = JournalRequest::Describe { instance: order.instance, term: order.term, record: Box::new(record) };
+    let mut calls: Vec<_> = order
+        .members
+        .iter()
+        .filter(|member| **member != ground.node)
+        .map(|member| {
+            let (remote, request) = (ground.services.remote::<Journal>(*member), request.clone());
+            let (membership, member) = (ground.membership.clone(), *member);
+            Box::pin(async move {
+                let call = remote.call(request, COLLECT_TIMEOUT);
+                matches!(membership.while_present(member, call).await, Some(Ok(Ok(_))))
+            })
+        })
+        .collect();
+    let mut told = calls.is_empty();
+    while !told && !calls.is_empty() {
+        let (result, _, rest) = futures::future::select_all(calls).await;
+        (told, calls) = (result, rest);
+    }
+    if !told {
+        tracing::warn!(target: "shoal::conductor", instance = ?order.instance, "no other node could remember what the instance is");
+    }
+    // The others are told as well, without waiting for them.
+    ground.env.spawner.task("describe", Box::pin(async move { drop(join_all(calls).await) }));
+}
