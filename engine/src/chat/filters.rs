@@ -6,7 +6,7 @@ use std::sync::Arc;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, FormatStyle, State, filters, format_filter, functions, tests};
 
-use super::limits::{ITEM, Meter, entries, is_container, too_much};
+use super::limits::{ITEM, Meter, PLACE, entries, is_container, too_much};
 use super::{json, operators, python};
 
 /// Most numbers of one `range`, and most parts of a list.
@@ -244,11 +244,7 @@ fn tojson(meter: &Meter, value: &Value, indent: Option<usize>, options: &Kwargs)
     meter.made(size.saturating_mul(2))?;
     let bad = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
     let json = serde_json::to_value(value).map_err(bad)?;
-    let mut written = 0_u64;
-    let text = json::dumps(&json, named.or(indent), &mut |bytes| {
-        written += bytes as u64;
-        meter.made(bytes as u64).is_ok()
-    });
+    let text = json::dumps(&json, named.or(indent), &mut |bytes| meter.work(PLACE).is_ok() && meter.made(bytes as u64).is_ok());
     let text = text.map_err(|error| match meter.made(1) {
         Ok(()) => bad(error),
         Err(spent) => spent,
@@ -281,6 +277,7 @@ fn replace(meter: &Meter, text: &Value, old: &Value, new: &Value, most: Option<u
     let (text, old, new) = (python::text(meter, text)?, python::text(meter, old)?, python::text(meter, new)?);
     meter.work(text.len() as u64 * 2)?;
     let found = text.matches(&*old).count().min(most.unwrap_or(usize::MAX)) as u64;
+    meter.work(found.saturating_mul(PLACE))?;
     meter.made(found.saturating_mul(new.len() as u64).saturating_add(text.len() as u64 + ITEM))?;
     Ok(Value::from(match most {
         Some(most) => text.replacen(&*old, &new, most),
@@ -302,6 +299,7 @@ fn split(meter: &Meter, text: &Value, by: Option<&Value>, most: Option<i64>) -> 
     };
     let most = most.filter(|most| *most >= 0);
     let parts = parts.min(most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX).saturating_add(1)));
+    meter.work((parts as u64).saturating_mul(PLACE))?;
     meter.made((parts as u64).saturating_mul(ITEM).saturating_add(whole.len() as u64))?;
     filters::split(text, by, most)
 }

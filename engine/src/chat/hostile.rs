@@ -58,8 +58,8 @@ fn texts_do_not_grow_without_bound() {
         "{{ ('{0}' * n).format(a) | length }}",
         "{{ ('%s' * n) | format(a) | length }}",
         "{{ ('{0[0]}' * n).format([a]) | length }}",
-        "{{ ('\n' * n) | indent(1000) | length }}",
-        "{{ ('\n' * n) | indent(a[:1000], blank=true) | length }}",
+        "{{ ('a\n' * n * 2) | indent(1000) | length }}",
+        "{{ ('\n' * n * 2) | indent(a[:1000], blank=true) | length }}",
         "{{ 'a\nb' | indent(1000000000) }}",
         "{{ ([[a] * 1000] * 1000) | string | length }}",
         "{{ ([[a] * 1000] * 1000) | tojson | length }}",
@@ -76,6 +76,7 @@ fn texts_do_not_grow_without_bound() {
         "{% filter upper %}{% for i in range(100000) %}{{ a }}{% endfor %}{% endfilter %}",
         "{% block b %}{% for i in range(100000) %}{{ a }}{% endfor %}{% endblock %}",
         "{% macro f() %}{% for i in range(100000) %}{{ caller() }}{% endfor %}{% endmacro %}{% call f() %}{{ a }}{% endcall %}",
+        "{% for i in range(100) %}{{ a }}{% endfor %}",
         "{{ strftime_now(a) }}",
         "{{ 'ab'.replace('a', a).replace('a', a).replace('a', a) | length }}",
     ]);
@@ -145,7 +146,6 @@ fn time_is_bounded() {
         "{% for i in range(100000) %}{{ a is startingwith(a) }}{% endfor %}",
         "{{ a.strip('a' * 1000) }}",
         "{% for i in range(100000) %}{% set x = a.strip('bcdefghijklmnopqrstuvwxyz') %}{% endfor %}",
-        "{% for i in range(100000) %}{{ a | int(default=1) }}{% endfor %}",
         "{{ ([a] * 1000).count(a) }}{{ ([a] * n).count(a) }}",
         "{{ ([a] * n) | select('eq', a) | list | length }}",
         "{{ ([a] * n) | sort | length }}",
@@ -429,7 +429,7 @@ proptest! {
     fn whatever_a_template_does_it_ends(parts in prop::collection::vec(statements(), 1..5)) {
         let source = format!("{{% set ns = namespace(a='a', l=[1]) %}}{{% set a = 'ab' %}}{{% set l = [a] %}}{{% set m = {{'a': a}} %}}{}", parts.concat());
         if let Ok(text) = outcome(&source) {
-            prop_assert!(text.len() < 140 << 20);
+            prop_assert!(text.len() < 3 << 20);
         }
     }
 }

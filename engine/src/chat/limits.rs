@@ -22,8 +22,18 @@ const WORK_MAX: u64 = 512 << 20;
 const WORK_PER_INPUT: u64 = 64;
 /// What an entry of a list or a map counts for, in bytes and in work.
 pub(super) const ITEM: u64 = 40;
+/// The work of going to an entry of a list or a map that holds nothing itself.
+const ENTRY: u64 = 30;
+/// The work of going into a list or a map.
+const NODE: u64 = 250;
+/// The work of a place in a text where something is replaced.
+pub(super) const PLACE: u64 = 32;
 /// What a macro that is declared counts for: the interpreter copies the list of all of them when it declares one more.
 pub(super) const MACRO: u64 = 16 << 10;
+/// Longest prompt that a template writes, in bytes, besides [`PROMPT_PER_INPUT`]. It is made into tokens next, which takes longer.
+const PROMPT_MAX: u64 = 2 << 20;
+/// Further bytes of it for each byte of the conversation.
+const PROMPT_PER_INPUT: u64 = 4;
 /// Deepest nesting of lists and maps that a template makes. JSON of clients is no deeper.
 const DEPTH_MAX: usize = 128;
 
@@ -35,6 +45,14 @@ pub(super) struct TooMuch;
 /// The error of a template that wants too much of `what`.
 pub(super) fn too_much(what: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, what).with_source(TooMuch)
+}
+
+/// Whether a prompt is no longer than it may be for a conversation of so many bytes.
+pub(super) fn check_prompt(prompt: &str, input: usize) -> Result<(), Error> {
+    match prompt.len() as u64 <= PROMPT_MAX.saturating_add(PROMPT_PER_INPUT.saturating_mul(input as u64)) {
+        true => Ok(()),
+        false => Err(too_much("the prompt that it writes is too long")),
+    }
 }
 
 /// What is left for one rendering.
@@ -101,10 +119,10 @@ impl Meter {
 
     fn look_within(&self, value: &Value, depth: usize) -> Result<u64, Error> {
         if let Some(text) = value.as_str() {
-            self.work(text.len() as u64)?;
+            self.work(text.len() as u64 + ENTRY)?;
             return Ok(text.len() as u64 + ITEM);
         }
-        self.work(ITEM)?;
+        self.work(if value.as_object().is_some() { NODE } else { ENTRY })?;
         let mut size = ITEM;
         if is_container(value) {
             let depth = depth.checked_sub(1).ok_or_else(|| too_much("it nests values too deeply"))?;
@@ -126,9 +144,8 @@ impl Meter {
     }
 
     fn put_in_at(&self, value: &Value, depth: usize) -> Result<(), Error> {
-        self.work(1)?;
-        let Some(object) = value.as_object() else { return Ok(()) };
-        self.work(ITEM)?;
+        let Some(object) = value.as_object() else { return self.work(ENTRY) };
+        self.work(NODE)?;
         if !is_container(value) || is_of_interpreter(object.type_name()) {
             let text = "a namespace, loop, macro or function cannot be put into a list, map or namespace";
             return Err(Error::new(ErrorKind::InvalidOperation, text));

@@ -147,13 +147,14 @@ impl ChatTemplate {
             set("strftime_now", Value::from_function(now));
         }
         let context = Value::from_serialize(context);
-        let meter = Arc::new(Meter::new(input_size(&context)));
+        let input = input_size(&context);
+        let meter = Arc::new(Meter::new(input));
         let environment = environment(&meter);
         let mut text = String::new();
         let program = Program::new(NAME, &self.source).map_err(fault)?;
         let vm = Vm::new(&environment);
         let ran = vm.eval(&program.main, context, &program.blocks, &mut make_string_output(&mut text), AutoEscape::None).map(drop);
-        ran.map_err(fault)?;
+        ran.and_then(|()| limits::check_prompt(&text, input)).map_err(fault)?;
         Ok(text)
     }
 }
