@@ -9,5 +9,6 @@ pub mod gguf;
 pub mod kernels;
 pub mod quant;
 pub mod sampler;
+mod shown;
 pub mod stage;
 pub mod tokenizer;

@@ -18,6 +18,9 @@ pub enum ChatError {
     /// The template refuses the conversation, in its own words.
     #[error("the model's chat template refuses the conversation: {0}")]
     Refused(String),
+    /// The template wants more memory or time than a template may have.
+    #[error("the model's chat template is stopped: {0}")]
+    TooMuch(String),
     /// The template failed.
     #[error("the model's chat template fails on this conversation: {0}")]
     Render(String),

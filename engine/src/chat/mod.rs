@@ -4,19 +4,24 @@
 //! and habits those templates expect: Python's methods on strings, lists and dicts, `tojson` as Python writes it,
 //! `raise_exception`, `strftime_now`, and blocks that leave no blank lines behind.
 //!
-//! A template comes from a model file, so it is not trusted: it sees nothing but the conversation, and how much it can
-//! do is bounded.
+//! A template comes from a model file, so it is not trusted: it sees nothing but the conversation, and what it can use of
+//! memory and time is bounded ([`limits`]) whatever it does.
 
 mod date;
 mod error;
+mod filters;
 mod json;
 mod known;
+mod limits;
 mod message;
+mod operators;
+mod program;
 mod python;
 
 use std::sync::Arc;
 
-use minijinja::value::{Kwargs, Value};
+use minijinja::machinery::{Vm, make_string_output};
+use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::{Map, Value as Json};
 
@@ -24,14 +29,15 @@ pub use error::ChatError;
 pub use message::Message;
 
 use crate::gguf::Gguf;
+use crate::shown::shown;
 use crate::tokenizer::Tokenizer;
+use limits::{Meter, TooMuch};
+use program::Program;
 
 /// The only template of an environment.
 const NAME: &str = "chat";
-/// Deepest nesting of macros and includes.
-const RECURSION_MAX: usize = 100;
-/// Most steps of the template's program. A turn takes some hundred; the longest conversations stay below a million.
-const STEPS_MAX: u64 = 20_000_000;
+/// Longest format of a date.
+const DATE_MAX: usize = 256;
 
 /// What a template is asked for besides the messages.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,7 +62,7 @@ impl Default for ChatOptions {
 /// A model's chat template. Clones share it.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    environment: Arc<Environment<'static>>,
+    source: Arc<str>,
     bos: String,
     eos: String,
     assumed: Option<&'static str>,
@@ -73,7 +79,7 @@ impl ChatTemplate {
             return Self::new(source, tokenizer);
         }
         let Some((name, source)) = known::format_of(tokenizer) else {
-            let model = file.str("general.name").unwrap_or(file.name()).to_owned();
+            let model = shown(file.str("general.name").unwrap_or(file.name()));
             return Err(ChatError::NoTemplate { model });
         };
         Ok(Self { assumed: Some(name), ..Self::new(source, tokenizer)? })
@@ -89,28 +95,12 @@ impl ChatTemplate {
     }
 
     fn from_source(source: &str, bos: String, eos: String) -> Result<Self, ChatError> {
-        let mut environment = Environment::new();
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_recursion_limit(RECURSION_MAX);
-        environment.set_fuel(Some(STEPS_MAX));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, text).with_source(RaisedByTemplate))
-        });
-        environment.set_formatter(python::print);
-        environment.add_filter("tojson", tojson);
-        environment.add_filter("indent", python::indent);
-        environment.add_filter("string", python::string);
-        environment.add_filter("escape", python::escape);
-        environment.add_filter("e", python::escape);
-        environment.add_test("iterable", python::is_iterable);
-        environment
-            .add_template_owned(NAME, python::without_generation_marks(source))
-            .map_err(|error| ChatError::Template(describe(&error)))?;
-        Ok(Self { environment: Arc::new(environment), bos, eos, assumed: None })
+        let source = python::without_generation_marks(source);
+        Program::new(NAME, &source).map_err(|error| match caused_by::<TooMuch>(&error) {
+            true => ChatError::TooMuch(describe(&error)),
+            false => ChatError::Template(describe(&error)),
+        })?;
+        Ok(Self { source: source.into(), bos, eos, assumed: None })
     }
 
     /// The format that was assumed because the file has no template.
@@ -122,7 +112,8 @@ impl ChatTemplate {
     /// [`Tokenizer::encode_prompt`]`(text, true)` makes the prompt of it.
     ///
     /// # Errors
-    /// [`ChatError::Refused`] if the template raises an exception, [`ChatError::Render`] if it fails.
+    /// [`ChatError::Refused`] if the template raises an exception, [`ChatError::TooMuch`] if it passes a limit,
+    /// [`ChatError::Render`] if it fails.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String, ChatError> {
         let first = self.render_once(messages, options, true);
         // Some templates join the arguments of calls to strings, and fail on objects.
@@ -133,9 +124,10 @@ impl ChatTemplate {
     }
 
     fn render_once(&self, messages: &[Message], options: &ChatOptions, arguments_as_objects: bool) -> Result<String, ChatError> {
-        let fault = |error: Error| match is_raised(&error) {
-            true => ChatError::Refused(error.detail().unwrap_or("it gives no reason").to_owned()),
-            false => ChatError::Render(describe(&error)),
+        let fault = |error: Error| match error.kind() {
+            _ if caused_by::<RaisedByTemplate>(&error) => ChatError::Refused(shown(error.detail().unwrap_or("it gives no reason"))),
+            _ if caused_by::<TooMuch>(&error) || is_out_of_fuel(&error) => ChatError::TooMuch(describe(&error)),
+            _ => ChatError::Render(describe(&error)),
         };
         let messages: Vec<Json> = messages.iter().map(|message| message.for_template(arguments_as_objects)).collect();
         let mut context: std::collections::BTreeMap<String, Value> =
@@ -148,10 +140,43 @@ impl ChatTemplate {
         // Templates ask for `tools is not none` as well as for `tools is defined`.
         set("tools", options.tools.as_ref().map_or(Value::from(()), Value::from_serialize));
         if let Some(moment) = options.unix_seconds {
-            set("strftime_now", Value::from_function(move |format: String| date::strftime(moment, &format)));
+            let now = move |format: &str| match format.len() {
+                ..=DATE_MAX => Ok(date::strftime(moment, format)),
+                _ => Err(limits::too_much("a date is too long")),
+            };
+            set("strftime_now", Value::from_function(now));
         }
-        self.environment.get_template(NAME).and_then(|template| template.render(context)).map_err(fault)
+        let context = Value::from_serialize(context);
+        let input = input_size(&context);
+        let meter = Arc::new(Meter::new(input));
+        let environment = environment(&meter);
+        let mut text = String::new();
+        let program = Program::new(NAME, &self.source).map_err(fault)?;
+        let vm = Vm::new(&environment);
+        let ran = vm.eval(&program.main, context, &program.blocks, &mut make_string_output(&mut text), AutoEscape::None).map(drop);
+        ran.and_then(|()| limits::check_prompt(&text, input)).map_err(fault)?;
+        Ok(text)
     }
+}
+
+/// Where a template runs. It holds the meter of one rendering.
+fn environment(meter: &Arc<Meter>) -> Environment<'static> {
+    let mut environment = Environment::empty();
+    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+    environment.set_recursion_limit(limits::RECURSION_MAX);
+    environment.set_fuel(Some(limits::STEPS_MAX));
+    environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, text).with_source(RaisedByTemplate))
+    });
+    filters::add(&mut environment, meter);
+    operators::add(&mut environment, meter);
+    environment
+}
+
+/// The size of what a template is given, in bytes, roughly.
+fn input_size(context: &Value) -> usize {
+    // Clients' messages are bounded where they are received, and are no deeper than JSON can be.
+    Meter::unlimited().look_deep(context).map_or(0, |size| usize::try_from(size).unwrap_or(usize::MAX))
 }
 
 /// Marks errors that a template raises itself.
@@ -159,37 +184,27 @@ impl ChatTemplate {
 #[error("raised by the template")]
 struct RaisedByTemplate;
 
-fn is_raised(error: &Error) -> bool {
-    let mut source = std::error::Error::source(error);
-    while let Some(inner) = source {
-        if inner.is::<RaisedByTemplate>() {
-            return true;
-        }
-        source = inner.source();
-    }
-    false
+fn caused_by<E: std::error::Error + 'static>(error: &Error) -> bool {
+    std::iter::successors(std::error::Error::source(error), |error| error.source()).any(|error| error.is::<E>())
+}
+
+/// Whether the template ran out of steps, also where an error within a macro is told by the error of its call.
+fn is_out_of_fuel(error: &Error) -> bool {
+    let inner = std::iter::successors(std::error::Error::source(error), |error| error.source());
+    error.kind() == ErrorKind::OutOfFuel
+        || inner.filter_map(|error| error.downcast_ref::<Error>()).any(|error| error.kind() == ErrorKind::OutOfFuel)
 }
 
 /// An error with its line.
 fn describe(error: &Error) -> String {
     let text = error.detail().map_or_else(|| error.kind().to_string(), |detail| format!("{}: {detail}", error.kind()));
     match error.line() {
-        Some(line) => format!("{text} (line {line})"),
-        None => text,
+        Some(line) => format!("{} (line {line})", shown(&text)),
+        None => shown(&text),
     }
 }
 
-/// The filter `tojson(indent=none)`. Python's other options change nothing here or are not used by templates.
-fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
-    let named: Option<usize> = options.get("indent")?;
-    for known in ["ensure_ascii", "separators", "sort_keys"] {
-        let _: Option<Value> = options.get(known)?;
-    }
-    options.assert_all_used()?;
-    let bad = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
-    let json = serde_json::to_value(value).map_err(bad)?;
-    json::dumps(&json, named.or(indent)).map(Value::from_safe_string).map_err(bad)
-}
-
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 mod tests;

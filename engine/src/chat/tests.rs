@@ -54,7 +54,7 @@ fn loops_can_be_left() {
 fn a_template_that_loops_without_end_is_stopped() {
     let nested = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
     let error = render(nested, &ChatOptions::default()).unwrap_err();
-    assert!(matches!(&error, ChatError::Render(text) if text.contains("fuel")), "{error}");
+    assert!(matches!(&error, ChatError::TooMuch(text) if text.contains("fuel")), "{error}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::card::ModelCard;
 use crate::gguf::Gguf;
 use crate::kernels::matrix_bytes;
 use crate::quant::BlockType;
+use crate::shown::shown;
 use std::collections::BTreeMap;
 
 impl ModelCard {
@@ -36,7 +37,7 @@ impl ModelCard {
         let name = gguf.str("general.name").filter(|name| !name.trim().is_empty()).unwrap_or(&config.architecture);
         ModelCard {
             architecture: config.architecture.clone(),
-            name: name.to_owned(),
+            name: shown(name),
             quantisation: commonest(gguf, &all).name().to_owned(),
             parameters: all.iter().map(|(_, kind)| kind.elements()).sum(),
             // Each of these is bounded by the shape of a tensor, or was bounded when it was read.

@@ -9,6 +9,7 @@ use super::error::TokenizerError;
 use super::pretokenizer::PreTokenizer;
 use super::vocabulary::Vocabulary;
 use crate::gguf::Gguf;
+use crate::shown::shown;
 
 /// Words that are kept with their tokens. Text repeats itself; a few thousand words cover most of it.
 const CACHED_WORDS: usize = 8192;
@@ -31,7 +32,7 @@ impl BytePairs {
             // The first character may itself be a space in vocabularies that spell plainly.
             let cut = line.char_indices().skip(1).find(|&(_, character)| character == ' ').map(|(at, _)| at);
             let Some(cut) = cut.filter(|&at| at + 1 < line.len()) else {
-                return Err(TokenizerError::Malformed(format!("merge `{}` is not two parts", line.escape_debug())));
+                return Err(TokenizerError::Malformed(format!("merge `{}` is not two parts", shown(line))));
             };
             merges.push((line[..cut].to_owned(), line[cut + 1..].to_owned()));
         }
@@ -41,7 +42,7 @@ impl BytePairs {
             .ignore_merges(cutter.whole_words)
             .cache_capacity(CACHED_WORDS)
             .build()
-            .map_err(|error| TokenizerError::Malformed(format!("its merges do not fit its tokens: {error}")))?;
+            .map_err(|error| TokenizerError::Malformed(shown(&format!("its merges do not fit its tokens: {error}"))))?;
         let mut known = [false; 256];
         for byte in 0..=u8::MAX {
             known[usize::from(byte)] = vocabulary.find(char_of_byte(byte).encode_utf8(&mut [0; 4])).is_some();

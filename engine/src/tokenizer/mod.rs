@@ -35,6 +35,7 @@ pub use error::TokenizerError;
 pub use stream::DecodeStream;
 
 use crate::gguf::Gguf;
+use crate::shown::shown;
 use bpe::BytePairs;
 use pretokenizer::PreTokenizer;
 use sentencepiece::ScoredPieces;
@@ -88,10 +89,10 @@ impl Tokenizer {
                 let prefixes_space = flag("tokenizer.ggml.add_space_prefix", true);
                 (vocabulary, Method::Scores(pieces), true, prefixes_space)
             }
-            other => return Err(TokenizerError::UnknownModel { name: other.to_owned(), known: vec!["gpt2", "llama"] }),
+            other => return Err(TokenizerError::UnknownModel { name: shown(other), known: vec!["gpt2", "llama"] }),
         };
         let rules = Rules {
-            specials: Specials::new(&vocabulary, swallows_space(file)),
+            specials: Specials::new(&vocabulary, swallows_space(file))?,
             method,
             adds_bos: flag("tokenizer.ggml.add_bos_token", adds_bos) && vocabulary.bos.is_some(),
             adds_eos: flag("tokenizer.ggml.add_eos_token", false) && vocabulary.eos.is_some(),

@@ -10,6 +10,7 @@
 use regex::Regex;
 
 use super::error::TokenizerError;
+use crate::shown::shown;
 
 /// How a family of models cuts text.
 #[derive(Debug)]
@@ -194,7 +195,7 @@ impl PreTokenizer {
     pub(crate) fn named(name: &str) -> Result<Self, TokenizerError> {
         let Some(rule) = RULES.iter().find(|rule| rule.names.contains(&name)) else {
             let known = RULES.iter().flat_map(|rule| rule.names).copied().collect();
-            return Err(TokenizerError::UnknownPreTokenizer { name: name.to_owned(), known });
+            return Err(TokenizerError::UnknownPreTokenizer { name: shown(name), known });
         };
         let mut patterns = Vec::with_capacity(rule.patterns.len());
         for source in rule.patterns {

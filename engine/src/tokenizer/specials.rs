@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::error::TokenizerError;
 use super::vocabulary::{TokenKind, Vocabulary};
 
 /// A stretch of text: plain, or one token.
@@ -33,21 +34,32 @@ pub(crate) struct Specials {
 /// Tokens that leave white space alone where the others swallow it.
 const LEAVE_SPACE: &[&str] = &["<unk>", "<s>", "<|endoftext|>"];
 
+/// Most that the different lengths of these tokens add up to, in bytes: at each place in a text a stretch of each length is looked up.
+/// Gemma's runs of spaces and line ends have some 2,000.
+const LENGTHS_MAX: usize = 16 << 10;
+
 impl Specials {
     /// `swallow_space` says that the white space after most special tokens is not text.
-    pub(crate) fn new(vocabulary: &Vocabulary, swallow_space: bool) -> Self {
+    ///
+    /// # Errors
+    /// If there are too many different lengths.
+    pub(crate) fn new(vocabulary: &Vocabulary, swallow_space: bool) -> Result<Self, TokenizerError> {
+        let is_special = |id: &u32| matches!(vocabulary.kind(*id), TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined);
         let mut swallows_space = BTreeSet::new();
         if swallow_space {
-            let special = |&id: &u32| matches!(vocabulary.kind(id), TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined);
-            swallows_space.extend((0..vocabulary.len()).filter(special).filter(|&id| !LEAVE_SPACE.contains(&vocabulary.text(id))));
+            swallows_space.extend((0..vocabulary.len()).filter(is_special).filter(|&id| !LEAVE_SPACE.contains(&vocabulary.text(id))));
+        }
+        let lengths: BTreeSet<usize> = (0..vocabulary.len()).filter(is_special).map(|id| vocabulary.text(id).len()).collect();
+        if lengths.iter().sum::<usize>() > LENGTHS_MAX {
+            return Err(TokenizerError::Malformed("its special tokens have too many different lengths".to_owned()));
         }
         let of = |wanted: &[TokenKind]| Matcher::new(vocabulary, (0..vocabulary.len()).filter(|&id| wanted.contains(&vocabulary.kind(id))));
-        Self {
+        Ok(Self {
             control: of(&[TokenKind::Control, TokenKind::Unknown]),
             all: of(&[TokenKind::Control, TokenKind::Unknown, TokenKind::UserDefined]),
             user_defined: of(&[TokenKind::UserDefined]),
             swallows_space,
-        }
+        })
     }
 
     /// Cuts `text`; `control` says whether control tokens in it are meant as such.
@@ -191,7 +203,7 @@ mod tests {
 
     fn cut(tokens: &[(&str, TokenKind)], text: &str, control: bool) -> Vec<String> {
         let vocabulary = vocabulary(tokens);
-        let specials = Specials::new(&vocabulary, false);
+        let specials = Specials::new(&vocabulary, false).unwrap();
         specials
             .cut(&vocabulary, text, control)
             .into_iter()
@@ -229,7 +241,7 @@ mod tests {
     #[test]
     fn some_models_swallow_the_space_behind() {
         let vocabulary = vocabulary(&[("<|end|>", Control), ("<s>", Control)]);
-        let cut = Specials::new(&vocabulary, true).cut(&vocabulary, "<s> a <|end|> \n\u{b}<|end|>  b ", true);
+        let cut = Specials::new(&vocabulary, true).unwrap().cut(&vocabulary, "<s> a <|end|> \n\u{b}<|end|>  b ", true);
         use Fragment::{Text, Token};
         assert_eq!(cut, [Token(1), Text(" a "), Token(0), Token(0), Text("b ")]);
     }
@@ -238,5 +250,16 @@ mod tests {
     fn multibyte_text_is_never_cut_inside_a_character() {
         let tokens = [("é", Control)];
         assert_eq!(cut(&tokens, "è日é", true), ["'è日'", "#0"]);
+    }
+
+    #[test]
+    fn special_tokens_of_very_many_lengths_are_refused() {
+        let texts: Vec<String> = (1..=200).map(|length| "x".repeat(length)).collect();
+        let specials = |count: usize| {
+            let tokens: Vec<_> = texts[..count].iter().map(|text| (text.as_str(), TokenKind::UserDefined)).collect();
+            Specials::new(&vocabulary(&tokens), false).map(drop)
+        };
+        assert!(specials(150).is_ok());
+        assert!(specials(200).unwrap_err().to_string().contains("too many different lengths"));
     }
 }

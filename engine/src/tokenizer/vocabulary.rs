@@ -133,6 +133,10 @@ const INFILL_NAMES: &[&str] = &[
 /// Channel markers of the harmony format. They are structure that a client's parser must see, hence text.
 const VISIBLE_NAMES: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
+/// Longest token, in bytes as the file spells it. The longest that are known have some hundred; encoding looks at stretches of text of
+/// that length, and a token's whole text is written when a model emits it.
+const TOKEN_BYTES_MAX: usize = 4096;
+
 /// The tokens of a model.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
@@ -208,7 +212,11 @@ impl Vocabulary {
             // Fits: the sum was checked above.
             ends.push(texts.len() as u32);
         }
+        if longest_bytes > TOKEN_BYTES_MAX {
+            return Err(TokenizerError::Malformed(format!("a token has {longest_bytes} bytes; {TOKEN_BYTES_MAX} is the most")));
+        }
         let index = TextIndex::build(count, |id| slice(&texts, &ends, id));
+        let index = index.ok_or_else(|| TokenizerError::Malformed("its tokens are chosen to make looking them up slow".to_owned()))?;
         Ok(Self {
             texts,
             ends,
@@ -335,5 +343,12 @@ mod tests {
     #[test]
     fn an_empty_vocabulary_is_refused() {
         assert!(Vocabulary::new([].into_iter(), vec![], Spelling::Spaced).is_err());
+    }
+
+    #[test]
+    fn a_token_of_no_sane_length_is_refused() {
+        let of = |bytes: usize| Vocabulary::new([&*"x".repeat(bytes)].into_iter(), vec![TokenKind::Normal], Spelling::Spaced).map(drop);
+        assert_eq!(of(TOKEN_BYTES_MAX), Ok(()));
+        assert!(of(TOKEN_BYTES_MAX + 1).unwrap_err().to_string().contains("4097 bytes"));
     }
 }
