@@ -9,8 +9,8 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::assemble::{Assembled, Ground, Order, Paid, assemble, take_down};
 use super::instance::{InstanceState, InstanceSummary};
-use super::journal::{Journal, JournalEntry, JournalRequest};
-use super::recover::{Recovered, Standing, recover};
+use super::journal::{self, Journal, JournalEntry, JournalRequest};
+use super::recover::{Recovered, Standing, recover, tell_owners};
 use super::succession::{Heir, describe};
 use crate::env::Instant;
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
@@ -229,6 +229,7 @@ impl ConductorState {
                     text,
                     entries: std::mem::take(&mut self.arguments.begin.entries),
                     services: ground.services.clone(),
+                    membership: ground.membership.clone(),
                 };
                 match Actor::spawn_linked(None, SchedulerActor, arguments, self.me.get_cell()).await {
                     Ok((scheduler, _)) => self.scheduler.insert(scheduler).clone(),
@@ -317,7 +318,13 @@ impl ConductorState {
                 self.arguments.order = order;
                 self.run(assembled).await;
             }
-            Err(reason) => self.give_up(format!("{cause}; the model could not be placed on the nodes that are left: {reason}")).await,
+            Err(reason) => {
+                // By now it is known who is gone, which says more than who noticed.
+                let view = self.arguments.ground.membership.view();
+                let gone = self.arguments.order.plan.nodes().find(|node| !view.is_present(*node)).map(|node| self.gone(node));
+                let cause = gone.unwrap_or(cause);
+                self.give_up(format!("{cause}, and the model could not be placed on the nodes that are left: {reason}")).await
+            }
         }
     }
 
@@ -354,6 +361,8 @@ impl ConductorState {
         if let Some(other) = known.find(|other| other.instance == order.instance && other.term > order.term) {
             return self.superseded(other.term).await;
         }
+        self.renew_members(&view);
+        let order = &self.arguments.order;
         if let (Some(fork), Some(scheduler), false) = (&self.fork, &self.scheduler, self.assembling) {
             let theirs = others(&view, order).find(|(conductor, other)| {
                 let among = fork.missing.contains(conductor) || other.stages.iter().any(|stage| fork.missing.contains(&stage.node));
@@ -367,6 +376,27 @@ impl ConductorState {
             }
         }
         self.look_soon();
+    }
+
+    /// Whoever is gone is no member any more, and others take their places where there are fewer than three.
+    fn renew_members(&mut self, view: &ClusterView) {
+        let Some(scheduler) = self.scheduler.as_ref().filter(|_| !self.assembling && self.broken.is_none()) else { return };
+        let order = &mut self.arguments.order;
+        let holders: Vec<NodeId> = order.plan.nodes().collect();
+        let there = order.members.iter().copied().chain(std::iter::once(self.arguments.ground.node)).filter(|node| view.is_present(*node));
+        let members = journal::members(&holders, there.chain(view.alive().map(|(node, _)| node)));
+        if members == order.members {
+            return;
+        }
+        order.members = members;
+        let _ = scheduler.cast(SchedulerMsg::Members(order.members.clone()));
+        let (ground, order, paid) =
+            (self.arguments.ground.clone(), order.clone(), self.leases.iter().cloned().map(Some).collect::<Vec<_>>());
+        let tell = async move {
+            tell_owners(&ground, &order, &paid).await;
+            describe(&ground, &order).await;
+        };
+        self.arguments.ground.env.spawner.task("members", Box::pin(tell));
     }
 
     /// Somebody conducts the instance under a higher term: what is held of it here goes, and who is answered here finds the other one.

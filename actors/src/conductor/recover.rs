@@ -80,7 +80,7 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
 }
 
 /// Tells the owners of what stands who may take it over from now on. Those of new leases were told with them.
-async fn tell_owners(ground: &Ground, order: &Order, paid: &[Paid]) {
+pub(super) async fn tell_owners(ground: &Ground, order: &Order, paid: &[Paid]) {
     let standing: BTreeSet<NodeId> = order.plan.nodes().zip(paid).filter(|(_, paid)| paid.is_some()).map(|(node, _)| node).collect();
     let claims = standing.into_iter().map(|owner| ground.keeper.claim(owner, order.instance, order.term, order.members.clone()));
     for result in join_all(claims).await {
