@@ -146,42 +146,148 @@ fn load_on_two(nodes: &[NodeProcess]) -> (usize, usize) {
     (conductor, holders.find(|holder| *holder != conductor).expect("a stage that the conductor does not hold"))
 }
 
-#[test]
-fn a_killed_stage_is_placed_anew_and_the_answer_goes_on() {
-    let root = tempfile::tempdir().expect("a folder");
-    models_folder(root.path());
-    let mut nodes = cluster(root.path(), 3, None);
-    let (conductor, victim) = load_on_two(&nodes);
-    let api = nodes[conductor].api().to_owned();
-    let undisturbed = stream(&api, &question(TINY, 450), |_| {});
-    assert!(undisturbed.done && undisturbed.token_ids.len() == 450, "{undisturbed:?}");
-
+/// Asks a node for a long answer, kills another one in the midst of it, and gives the answer and the longest pause after that.
+fn stream_through_a_death(api: &str, victim: &mut NodeProcess) -> (common::Streamed, std::time::Duration) {
     let mut at = None;
     let mut longest = std::time::Duration::ZERO;
-    let answer = stream(&api, &question(TINY, 450), |tokens| {
+    let answer = stream(api, &question(TINY, 450), |tokens| {
         if tokens >= 5 && at.is_none() {
-            nodes[victim].kill();
+            victim.kill();
             at = Some(std::time::Instant::now());
         } else if let Some(before) = &mut at {
             longest = longest.max(before.elapsed());
             *before = std::time::Instant::now();
         }
     });
-    println!("the longest pause after the kill was {longest:?}");
-    assert!(at.is_some() && answer.done && answer.error.is_none(), "{answer:?}");
+    assert!(at.is_some(), "{answer:?}");
+    (answer, longest)
+}
+
+/// Kills the conductor of a model, or a holder of a stage that is not the conductor, in the midst of an answer.
+fn dies(conductor_dies: bool) {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let mut nodes = cluster(root.path(), 3, None);
+    let (conductor, holder) = load_on_two(&nodes);
+    let victim = if conductor_dies { conductor } else { holder };
+    // Asked is one that has nothing to do with the model, or else the other holder.
+    let asked = (0..3).find(|place| *place != conductor && *place != holder).expect("three");
+    let api = nodes[asked].api().to_owned();
+    wait_until("the instance is known everywhere", || nodes[asked].state()["instances"][0]["state"] == "ready");
+    let undisturbed = stream(&api, &question(TINY, 450), |_| {});
+    assert!(undisturbed.done && undisturbed.token_ids.len() == 450, "{undisturbed:?}");
+
+    let dead = json!(nodes[victim].id());
+    let (answer, pause) = stream_through_a_death(&api, &mut nodes[victim]);
+    println!("conductor: {conductor_dies}; the longest pause after the kill was {pause:?}");
+    assert!(answer.done && answer.error.is_none(), "{answer:?}");
     assert_eq!(answer.token_ids, undisturbed.token_ids, "nothing is lost, said twice or said otherwise");
     assert_eq!(answer.text, undisturbed.text);
 
-    let state = nodes[conductor].state();
-    let instance = &state["instances"][0];
-    assert_eq!(instance["state"], "ready", "{state}");
-    let dead = json!(nodes[victim].id());
-    assert!(instance["stages"].as_array().is_some_and(|stages| stages.iter().all(|stage| stage["node"] != dead)), "{instance}");
+    let left: Vec<&NodeProcess> = (0..3).filter(|place| *place != victim).map(|place| &nodes[place]).collect();
+    wait_until("who is left knows one instance", || {
+        let state = left[0].state();
+        let instances = state["instances"].as_array().cloned().unwrap_or_default();
+        let whole = |instance: &Value| instance["stages"].as_array().is_some_and(|all| all.iter().all(|stage| stage["node"] != dead));
+        instances.len() == 1 && instances[0]["state"] == "ready" && instances[0]["conductor"] != dead && whole(&instances[0])
+    });
+    // The one that is left of two members answers, too, and in the end nothing is left over.
+    let short = stream(&api, &question(TINY, 8), |_| {});
+    assert_eq!(short.token_ids, undisturbed.token_ids[..8], "{short:?}");
     let (status, gone) = post(&api, "/v1/shoal/unload", &json!({"model": TINY}));
     assert_eq!(status, 200, "{gone}");
-    for node in nodes.iter().enumerate().filter(|(place, _)| *place != victim).map(|(_, node)| node) {
+    for node in left {
         wait_until("its memory is free", || node.state()["lent"]["used_bytes"] == 0);
     }
+}
+
+#[test]
+fn a_killed_stage_is_placed_anew_and_the_answer_goes_on() {
+    dies(false);
+}
+
+#[test]
+fn a_killed_conductor_has_an_heir_and_the_answer_goes_on() {
+    dies(true);
+}
+
+#[test]
+fn a_model_stays_usable_when_nobody_else_is_left() {
+    for leaves in [false, true] {
+        let root = tempfile::tempdir().expect("a folder");
+        models_folder(root.path());
+        let mut nodes = cluster(root.path(), 2, None);
+        let (status, instance) = post(nodes[0].api(), "/v1/shoal/load", &goal(1));
+        assert_eq!(status, 200, "{instance}");
+        let conductor = nodes.iter().position(|node| json!(node.id()) == instance["conductor"]).expect("ours");
+        let other = 1 - conductor;
+        let before = stream(nodes[conductor].api(), &question(TINY, 8), |_| {});
+        assert!(before.done, "{before:?}");
+        if leaves {
+            nodes[other].signal(Signal::TERM);
+            assert!(nodes[other].wait(), "it leaves");
+        } else {
+            nodes[other].kill();
+        }
+        let after = stream(nodes[conductor].api(), &question(TINY, 8), |_| {});
+        assert!(after.done && after.error.is_none(), "{after:?}");
+        assert_eq!(after.token_ids, before.token_ids);
+    }
+}
+
+#[test]
+fn requests_that_come_while_a_model_loads_wait_for_it() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    // Memory for one copy and not for two.
+    let bytes = {
+        let node = NodeProcess::start(directed(root.path(), "planner", None, None));
+        let (status, plans) = post(node.api(), "/v1/shoal/plan", &json!({"model": TINY}));
+        assert_eq!(status, 200, "{plans}");
+        plans["plans"][0]["stages"][0]["lease_bytes"].as_u64().expect("bytes")
+    };
+    let mut command = directed(root.path(), "n1", None, None);
+    command.arg("--memory").arg((bytes + bytes / 2).to_string());
+    let node = NodeProcess::start(command);
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..12)
+            .map(|n| {
+                let api = node.api().to_owned();
+                scope.spawn(move || {
+                    std::thread::sleep(std::time::Duration::from_millis(10 * n));
+                    stream(&api, &question(TINY, 4), |_| {})
+                })
+            })
+            .collect();
+        for answer in asked {
+            let answer = answer.join().expect("asked");
+            assert!(answer.done && answer.error.is_none(), "{answer:?}");
+        }
+    });
+}
+
+#[test]
+fn a_question_is_answered_by_a_smaller_instance_where_the_usual_one_does_not_fit() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let planned = |node: &NodeProcess, sequences: u32| {
+        let (status, plans) = post(node.api(), "/v1/shoal/plan", &json!({"model": TINY, "sequences": sequences}));
+        assert_eq!(status, 200, "{plans}");
+        plans["plans"][0]["stages"][0]["lease_bytes"].as_u64().expect("bytes")
+    };
+    let (one, two) = {
+        let node = NodeProcess::start(directed(root.path(), "planner", None, None));
+        (planned(&node, 1), planned(&node, 2))
+    };
+    assert!(one < two);
+    let mut command = directed(root.path(), "n1", None, None);
+    command.arg("--memory").arg(one.to_string());
+    let node = NodeProcess::start(command);
+    let answer = stream(node.api(), &question(TINY, 4), |_| {});
+    assert!(answer.done && answer.error.is_none(), "{answer:?}");
+    // Who says what is wanted gets that or a refusal.
+    let (status, refused) = post(node.api(), "/v1/shoal/load", &json!({"model": TINY, "sequences": 2, "replica": true}));
+    assert!(status >= 400, "{refused}");
 }
 
 #[test]

@@ -185,7 +185,12 @@ pub enum PlacementMsg {
     /// A stage holder reports.
     Notice(StageNotice),
     /// A node is gone.
-    Gone(NodeId),
+    Gone {
+        /// Which.
+        node: NodeId,
+        /// Whether it said good-bye: then it has taken down what it conducted.
+        left: bool,
+    },
     /// An instance whose conductor is gone was taken over.
     #[doc(hidden)]
     Heir(Box<Heir>),
@@ -220,7 +225,7 @@ impl fmt::Debug for PlacementMsg {
             Self::Prepared(_) => "Prepared",
             Self::State(..) => "State",
             Self::Notice(_) => "Notice",
-            Self::Gone(_) => "Gone",
+            Self::Gone { .. } => "Gone",
             Self::Heir(_) => "Heir",
             Self::LeaseLost(..) => "LeaseLost",
             Self::Stop(_) => "Stop",
@@ -530,10 +535,13 @@ impl Actor for PlacementActor {
                     let _ = held.conductor.cast(ConductorMsg::Notice(notice));
                 }
             }
-            PlacementMsg::Gone(node) => {
+            PlacementMsg::Gone { node, left } => {
                 state.last_gone = Some(state.arguments.ground.env.clock.now());
                 state.tell(|| ConductorMsg::Gone(node));
                 let me = state.me.clone();
+                if left {
+                    return Ok(());
+                }
                 succeed(&state.arguments.ground, node, move |heir| drop(me.cast(PlacementMsg::Heir(Box::new(heir)))));
             }
             PlacementMsg::Heir(heir) => state.heir(*heir).await,

@@ -14,7 +14,7 @@ use super::assemble::{Assembled, Failure, Ground, Order, Paid, assemble, give_ba
 use super::journal;
 use super::succession::describe;
 use crate::card::NodeCard;
-use crate::ids::{NodeId, PlanEpoch};
+use crate::ids::{LeaseId, NodeId, PlanEpoch};
 use crate::lease::LeaseUse;
 use crate::plan::{Goal, PlanRequest, plan, repair};
 
@@ -44,7 +44,7 @@ pub(super) struct Recovered {
 /// Words for the user: what is missing. Nothing stands any more then, and every lease is given back.
 pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recovered, String> {
     let Standing { mut order, mut paid } = standing;
-    // Nodes that were asked to take layers and did not.
+    // Nodes that were asked to take layers in the last attempt, and did not.
     let mut avoided = BTreeSet::new();
     let mut placed = false;
     let mut reason = String::new();
@@ -52,11 +52,17 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
         order.epoch = PlanEpoch(order.epoch.0 + 1);
         if let Err(error) = rearrange(ground, &mut order, &mut paid, &avoided).await {
             reason = error;
-            break;
+            if avoided.is_empty() {
+                break;
+            }
+            // Those who did not are the only ones who can.
+            avoided.clear();
+            continue;
         }
         placed |= paid.iter().any(Option::is_none);
         match assemble(ground, &order, &paid, &|| {}).await {
             Ok(assembled) => {
+                let paid: Vec<Paid> = assembled.leases.iter().cloned().map(Some).collect();
                 tell_owners(ground, &order, &paid).await;
                 describe(ground, &order).await;
                 return Ok(Recovered { order, placed, assembled });
@@ -64,6 +70,7 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
             Err(Failure { reason: why, stages }) => {
                 tracing::info!(target: "shoal::conductor", instance = ?order.instance, attempt, reason = %why, "not made whole yet");
                 reason = why;
+                avoided.clear();
                 for index in stages {
                     match paid.get(index).and_then(Clone::clone) {
                         Some(leases) => lose(ground, &order, &mut paid, index, &leases).await,
@@ -83,10 +90,18 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
 pub(super) async fn tell_owners(ground: &Ground, order: &Order, paid: &[Paid]) {
     let standing: BTreeSet<NodeId> = order.plan.nodes().zip(paid).filter(|(_, paid)| paid.is_some()).map(|(node, _)| node).collect();
     let claims = standing.into_iter().map(|owner| ground.keeper.claim(owner, order.instance, order.term, order.members.clone()));
+    let mut spare = Vec::new();
     for result in join_all(claims).await {
-        if let Err(error) = result {
-            tracing::debug!(target: "shoal::conductor", %error, "an owner does not know the new members");
+        match result {
+            Ok(leases) => spare.extend(leases.into_iter().map(|(_, grant)| (grant.owner, grant.lease))),
+            Err(error) => tracing::debug!(target: "shoal::conductor", %error, "an owner does not know the new members"),
         }
+    }
+    // An owner tells all that it lends to the instance, and what was given back may not have reached it.
+    let used: BTreeSet<LeaseId> = paid.iter().flatten().flatten().map(|lease| lease.lease).collect();
+    spare.retain(|(_, lease)| !used.contains(lease));
+    if !spare.is_empty() {
+        give_back(ground, spare).await;
     }
 }
 
