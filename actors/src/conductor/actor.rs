@@ -208,6 +208,9 @@ impl ConductorState {
         if !self.unloads.is_empty() {
             return self.end().await;
         }
+        if let Some(by) = self.newer_term() {
+            return self.superseded(by).await;
+        }
         let (me, ground, order) = (self.me.clone(), &self.arguments.ground, &self.arguments.order);
         let epoch = order.epoch;
         let broken: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |reason| drop(me.cast(ConductorMsg::Broken(epoch, reason))));
@@ -274,9 +277,7 @@ impl ConductorState {
         if self.ended || self.assembling {
             return;
         }
-        let order = &self.arguments.order;
-        let known = self.arguments.ground.journal.lock().unwrap_or_else(PoisonError::into_inner).term(order.instance);
-        if let Some(by) = known.filter(|term| *term > order.term) {
+        if let Some(by) = self.newer_term() {
             return self.superseded(by).await;
         }
         let now = self.arguments.ground.env.clock.now();
@@ -355,12 +356,13 @@ impl ConductorState {
         if self.ended {
             return;
         }
-        let order = &self.arguments.order;
-        let view = self.arguments.ground.membership.view();
-        let mut known = view.alive().flat_map(|(_, member)| &member.card.instances);
-        if let Some(other) = known.find(|other| other.instance == order.instance && other.term > order.term) {
-            return self.superseded(other.term).await;
+        if self.assembling {
+            return self.look_soon();
         }
+        if let Some(by) = self.newer_term() {
+            return self.superseded(by).await;
+        }
+        let view = self.arguments.ground.membership.view();
         self.renew_members(&view);
         let order = &self.arguments.order;
         if let (Some(fork), Some(scheduler), false) = (&self.fork, &self.scheduler, self.assembling) {
@@ -397,6 +399,15 @@ impl ConductorState {
             describe(&ground, &order).await;
         };
         self.arguments.ground.env.spawner.task("members", Box::pin(tell));
+    }
+
+    /// A higher term than this conductor's, if one is known of: from a claimant that asked this node, or from a conductor's card.
+    fn newer_term(&self) -> Option<Term> {
+        let (ground, order) = (&self.arguments.ground, &self.arguments.order);
+        let asked = ground.journal.lock().unwrap_or_else(PoisonError::into_inner).term(order.instance);
+        let view = ground.membership.view();
+        let told = view.alive().flat_map(|(_, member)| &member.card.instances).filter(|other| other.instance == order.instance);
+        told.map(|other| other.term).chain(asked).filter(|term| *term > order.term).max()
     }
 
     /// Somebody conducts the instance under a higher term: what is held of it here goes, and who is answered here finds the other one.
