@@ -395,7 +395,7 @@ impl ConductorState {
         let (ground, order, paid) =
             (self.arguments.ground.clone(), order.clone(), self.leases.iter().cloned().map(Some).collect::<Vec<_>>());
         let tell = async move {
-            tell_owners(&ground, &order, &paid).await;
+            tell_owners(&ground, &order).await;
             describe(&ground, &order).await;
         };
         self.arguments.ground.env.spawner.task("members", Box::pin(tell));

@@ -14,7 +14,7 @@ use super::assemble::{Assembled, Failure, Ground, Order, Paid, assemble, give_ba
 use super::journal;
 use super::succession::describe;
 use crate::card::NodeCard;
-use crate::ids::{LeaseId, NodeId, PlanEpoch};
+use crate::ids::{NodeId, PlanEpoch};
 use crate::lease::LeaseUse;
 use crate::plan::{Goal, PlanRequest, plan, repair};
 
@@ -62,8 +62,7 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
         placed |= paid.iter().any(Option::is_none);
         match assemble(ground, &order, &paid, &|| {}).await {
             Ok(assembled) => {
-                let paid: Vec<Paid> = assembled.leases.iter().cloned().map(Some).collect();
-                tell_owners(ground, &order, &paid).await;
+                tell_owners(ground, &order).await;
                 describe(ground, &order).await;
                 return Ok(Recovered { order, placed, assembled });
             }
@@ -86,22 +85,14 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
     Err(reason)
 }
 
-/// Tells the owners of what stands who may take it over from now on. Those of new leases were told with them.
-pub(super) async fn tell_owners(ground: &Ground, order: &Order, paid: &[Paid]) {
-    let standing: BTreeSet<NodeId> = order.plan.nodes().zip(paid).filter(|(_, paid)| paid.is_some()).map(|(node, _)| node).collect();
-    let claims = standing.into_iter().map(|owner| ground.keeper.claim(owner, order.instance, order.term, order.members.clone()));
-    let mut spare = Vec::new();
-    for result in join_all(claims).await {
-        match result {
-            Ok(leases) => spare.extend(leases.into_iter().map(|(_, grant)| (grant.owner, grant.lease))),
-            Err(error) => tracing::debug!(target: "shoal::conductor", %error, "an owner does not know the new members"),
+/// Tells the owners who may take the instance over from now on.
+pub(super) async fn tell_owners(ground: &Ground, order: &Order) {
+    let owners: BTreeSet<NodeId> = order.plan.nodes().collect();
+    let calls = owners.into_iter().map(|owner| ground.keeper.amend(owner, order.instance, order.term, order.members.clone()));
+    for result in join_all(calls).await {
+        if let Err(error) = result {
+            tracing::debug!(target: "shoal::conductor", %error, "an owner does not know the new members");
         }
-    }
-    // An owner tells all that it lends to the instance, and what was given back may not have reached it.
-    let used: BTreeSet<LeaseId> = paid.iter().flatten().flatten().map(|lease| lease.lease).collect();
-    spare.retain(|(_, lease)| !used.contains(lease));
-    if !spare.is_empty() {
-        give_back(ground, spare).await;
     }
 }
 
