@@ -392,8 +392,7 @@ impl ConductorState {
         }
         order.members = members;
         let _ = scheduler.cast(SchedulerMsg::Members(order.members.clone()));
-        let (ground, order, paid) =
-            (self.arguments.ground.clone(), order.clone(), self.leases.iter().cloned().map(Some).collect::<Vec<_>>());
+        let (ground, order) = (self.arguments.ground.clone(), order.clone());
         let tell = async move {
             tell_owners(&ground, &order).await;
             describe(&ground, &order).await;
