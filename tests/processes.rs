@@ -5,7 +5,7 @@ mod common;
 
 use std::process::Command;
 
-use common::{NodeProcess, TINY, models_folder, post, shoal, stream, up, wait_until, wait_until_joined};
+use common::{NodeProcess, TINY, models_folder, post, shoal, stream, up, up_lending, wait_until, wait_until_joined};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -24,7 +24,10 @@ fn private(root: &std::path::Path, name: &str, key: &str) -> Command {
 
 /// A node that only goes where it is told.
 fn directed(root: &std::path::Path, name: &str, key: Option<&str>, peer: Option<&NodeProcess>) -> Command {
-    let mut command = up(root, name);
+    direct(up(root, name), key, peer)
+}
+
+fn direct(mut command: Command, key: Option<&str>, peer: Option<&NodeProcess>) -> Command {
     command.args(["--no-mdns", "--no-beacon", "--listen", "127.0.0.1:0", "--tensor-listen", "127.0.0.1:0"]);
     if let Some(key) = key {
         command.env("SHOAL_KEY", key);
@@ -124,11 +127,9 @@ fn cluster(root: &std::path::Path, count: usize, memory: Option<u64>) -> Vec<Nod
     let key = key();
     let mut nodes: Vec<NodeProcess> = Vec::new();
     for n in 1..=count {
-        let mut command = directed(root, &format!("n{n}"), Some(&key), nodes.first());
-        if let Some(bytes) = memory {
-            command.arg("--memory").arg(bytes.to_string());
-        }
-        nodes.push(NodeProcess::start(command));
+        let name = format!("n{n}");
+        let command = memory.map_or_else(|| up(root, &name), |bytes| up_lending(root, &name, bytes));
+        nodes.push(NodeProcess::start(direct(command, Some(&key), nodes.first())));
     }
     wait_until_joined(&nodes.iter().collect::<Vec<_>>());
     nodes
@@ -246,9 +247,7 @@ fn requests_that_come_while_a_model_loads_wait_for_it() {
         assert_eq!(status, 200, "{plans}");
         plans["plans"][0]["stages"][0]["lease_bytes"].as_u64().expect("bytes")
     };
-    let mut command = directed(root.path(), "n1", None, None);
-    command.arg("--memory").arg((bytes + bytes / 2).to_string());
-    let node = NodeProcess::start(command);
+    let node = NodeProcess::start(direct(up_lending(root.path(), "n1", bytes + bytes / 2), None, None));
     std::thread::scope(|scope| {
         let asked: Vec<_> = (0..12)
             .map(|n| {
@@ -280,9 +279,7 @@ fn a_question_is_answered_by_a_smaller_instance_where_the_usual_one_does_not_fit
         (planned(&node, 1), planned(&node, 2))
     };
     assert!(one < two);
-    let mut command = directed(root.path(), "n1", None, None);
-    command.arg("--memory").arg(one.to_string());
-    let node = NodeProcess::start(command);
+    let node = NodeProcess::start(direct(up_lending(root.path(), "n1", one), None, None));
     let answer = stream(node.api(), &question(TINY, 4), |_| {});
     assert!(answer.done && answer.error.is_none(), "{answer:?}");
     // Who says what is wanted gets that or a refusal.

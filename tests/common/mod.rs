@@ -64,8 +64,14 @@ pub(crate) struct NodeProcess {
 
 /// Adds what every node of a test has: a data folder, the models folder, ports of its own.
 pub(crate) fn up(root: &Path, name: &str) -> Command {
+    up_lending(root, name, 256 << 20)
+}
+
+/// A node that lends so many bytes.
+pub(crate) fn up_lending(root: &Path, name: &str, bytes: u64) -> Command {
     let mut command = shoal();
-    command.args(["up", "--json", "--exit-with-stdin", "--threads", "1", "--memory", "256MiB", "--api", "127.0.0.1:0", "--name", name]);
+    command.args(["up", "--json", "--exit-with-stdin", "--threads", "1", "--api", "127.0.0.1:0", "--name", name]);
+    command.arg("--memory").arg(bytes.to_string());
     command.arg("--data-dir").arg(root.join(name)).arg("--models-dir").arg(root.join("models"));
     command
 }

@@ -181,7 +181,7 @@ pub enum PlacementMsg {
     Prepared(Box<Prepared>),
     /// A conductor reports.
     #[doc(hidden)]
-    State(InstanceId, InstanceState, Option<Box<Running>>),
+    State(InstanceId, Term, InstanceState, Option<Box<Running>>),
     /// A stage holder reports.
     Notice(StageNotice),
     /// A node is gone.
@@ -383,20 +383,20 @@ impl PlacementState {
         let members = journal::members(&holders, std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node)));
         let goal = Goal { sha256: Some(model.sha256.clone()), only_on_disk: true, ..goal };
         let order = Order { instance, term, epoch: PlanEpoch(0), model, card, goal, plan, members };
-        let arguments = ConductorArguments { ground: ground.clone(), order, begin: Begin::anew(), state: self.sink(instance) };
+        let arguments = ConductorArguments { ground: ground.clone(), order, begin: Begin::anew(), state: self.sink(instance, term) };
         self.conduct(InstanceState::Leasing, arguments).await
     }
 
     /// What a conductor of this node reports to.
-    fn sink(&self, instance: InstanceId) -> StateSink {
+    fn sink(&self, instance: InstanceId, term: Term) -> StateSink {
         let me = self.me.clone();
-        Arc::new(move |state, running| drop(me.cast(PlacementMsg::State(instance, state, running.map(Box::new)))))
+        Arc::new(move |state, running| drop(me.cast(PlacementMsg::State(instance, term, state, running.map(Box::new)))))
     }
 
     /// Goes on with an instance that was taken over.
     async fn heir(&mut self, heir: Heir) {
-        let instance = heir.instance();
-        let arguments = ConductorArguments::heir(self.arguments.ground.clone(), heir, self.sink(instance));
+        let (instance, term) = (heir.instance(), heir.order().term);
+        let arguments = ConductorArguments::heir(self.arguments.ground.clone(), heir, self.sink(instance, term));
         let begins = InstanceState::Recovering("its conductor is gone".to_owned());
         match self.conduct(begins, arguments).await {
             Ok(_) => self.publish(),
@@ -422,12 +422,19 @@ impl PlacementState {
         };
         let spawned = Actor::spawn_linked(None, Conductor, arguments, self.me.get_cell()).await;
         let (conductor, _) = spawned.map_err(|error| format!("the conductor did not start: {error}"))?;
-        self.instances.insert(instance, Held { summary, conductor, waiting: Vec::new(), after: Vec::new() });
+        let held = Held { summary, conductor, waiting: Vec::new(), after: Vec::new() };
+        if let Some(before) = self.instances.insert(instance, held)
+            && let Some(held) = self.instances.get_mut(&instance)
+        {
+            // This node conducts it under an older term, too; that conductor will notice. Who waits goes on waiting.
+            (held.waiting, held.after) = (before.waiting, before.after);
+        }
         Ok(instance)
     }
 
-    fn state(&mut self, instance: InstanceId, state: InstanceState, running: Option<Box<Running>>) {
-        let Some(held) = self.instances.get_mut(&instance) else { return };
+    fn state(&mut self, instance: InstanceId, term: Term, state: InstanceState, running: Option<Box<Running>>) {
+        // A conductor that was superseded, perhaps by another one of this node, has no say any more.
+        let Some(held) = self.instances.get_mut(&instance).filter(|held| held.summary.term == term) else { return };
         held.summary.state = state.clone();
         match state {
             InstanceState::Ready => {
@@ -529,7 +536,7 @@ impl Actor for PlacementActor {
         match message {
             PlacementMsg::Call(call) => state.call(call),
             PlacementMsg::Prepared(prepared) => state.prepared(*prepared).await,
-            PlacementMsg::State(instance, new, running) => state.state(instance, new, running),
+            PlacementMsg::State(instance, term, new, running) => state.state(instance, term, new, running),
             PlacementMsg::Notice(notice) => {
                 if let Some(held) = state.instances.get(&notice.key.instance) {
                     let _ = held.conductor.cast(ConductorMsg::Notice(notice));
@@ -560,10 +567,11 @@ impl Actor for PlacementActor {
         // A conductor stops by itself when its instance is gone. One that fails takes its instance with it: its leases
         // are not renewed any more and expire at their owners.
         if let ractor::SupervisionEvent::ActorFailed(cell, error) = event {
-            let failed: Vec<InstanceId> =
-                state.instances.iter().filter(|(_, held)| held.conductor.get_id() == cell.get_id()).map(|(id, _)| *id).collect();
-            for instance in failed {
-                state.state(instance, InstanceState::Failed(format!("its conductor failed: {error}")), None);
+            let of = |held: &&Held| held.conductor.get_id() == cell.get_id();
+            let failed: Vec<(InstanceId, Term)> =
+                state.instances.values().filter(of).map(|held| (held.summary.instance, held.summary.term)).collect();
+            for (instance, term) in failed {
+                state.state(instance, term, InstanceState::Failed(format!("its conductor failed: {error}")), None);
             }
         }
         Ok(())
