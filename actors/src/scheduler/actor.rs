@@ -25,8 +25,8 @@ const TICK: Duration = Duration::from_millis(250);
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// When none could, the members are asked again after this: one that died is replaced by then.
 const JOURNAL_PAUSE: Duration = Duration::from_millis(500);
-/// How often they are asked in all.
-const JOURNAL_TRIES: u32 = 4;
+/// How often they are asked in all: for longer than it takes to notice that a member is gone.
+const JOURNAL_TRIES: u32 = 12;
 
 /// A pipeline to run on.
 pub struct Pipeline {
@@ -256,7 +256,11 @@ impl SchedulerState {
             .map(|member| {
                 let remote = self.arguments.services.remote::<Journal>(member);
                 let store = JournalRequest::Store { instance, term, entry: Box::new(entry.clone()) };
-                Box::pin(async move { matches!(remote.call(store, JOURNAL_TIMEOUT).await, Ok(Ok(_))).then_some(()).ok_or(()) })
+                let membership = self.arguments.membership.clone();
+                Box::pin(async move {
+                    let stored = membership.while_present(member, remote.call(store, JOURNAL_TIMEOUT)).await;
+                    matches!(stored, Some(Ok(Ok(_)))).then_some(()).ok_or(())
+                })
             })
             .collect();
         if calls.is_empty() {
