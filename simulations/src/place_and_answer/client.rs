@@ -183,6 +183,7 @@ impl Client {
         };
         let open = OpenRequest { number: node.number, life: self.life.life, since: self.stage.cluster.world.now() };
         lock(&self.stage.served).open.insert(id, open);
+        self.note(format!("asks {instance:?} for {id:?}"));
         let heard = Mutex::new(Vec::new());
         let result = {
             let reading = Box::pin(self.read(conductor, request, &heard));
