@@ -5,7 +5,7 @@ mod common;
 
 use std::process::Command;
 
-use common::{NodeProcess, TINY, models_folder, post, shoal, stream, up, wait_until, wait_until_joined};
+use common::{NodeProcess, TINY, models_folder, post, shoal, stream, up, up_lending, wait_until, wait_until_joined};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -24,7 +24,10 @@ fn private(root: &std::path::Path, name: &str, key: &str) -> Command {
 
 /// A node that only goes where it is told.
 fn directed(root: &std::path::Path, name: &str, key: Option<&str>, peer: Option<&NodeProcess>) -> Command {
-    let mut command = up(root, name);
+    direct(up(root, name), key, peer)
+}
+
+fn direct(mut command: Command, key: Option<&str>, peer: Option<&NodeProcess>) -> Command {
     command.args(["--no-mdns", "--no-beacon", "--listen", "127.0.0.1:0", "--tensor-listen", "127.0.0.1:0"]);
     if let Some(key) = key {
         command.env("SHOAL_KEY", key);
@@ -124,11 +127,9 @@ fn cluster(root: &std::path::Path, count: usize, memory: Option<u64>) -> Vec<Nod
     let key = key();
     let mut nodes: Vec<NodeProcess> = Vec::new();
     for n in 1..=count {
-        let mut command = directed(root, &format!("n{n}"), Some(&key), nodes.first());
-        if let Some(bytes) = memory {
-            command.arg("--memory").arg(bytes.to_string());
-        }
-        nodes.push(NodeProcess::start(command));
+        let name = format!("n{n}");
+        let command = memory.map_or_else(|| up(root, &name), |bytes| up_lending(root, &name, bytes));
+        nodes.push(NodeProcess::start(direct(command, Some(&key), nodes.first())));
     }
     wait_until_joined(&nodes.iter().collect::<Vec<_>>());
     nodes
@@ -146,42 +147,144 @@ fn load_on_two(nodes: &[NodeProcess]) -> (usize, usize) {
     (conductor, holders.find(|holder| *holder != conductor).expect("a stage that the conductor does not hold"))
 }
 
-#[test]
-fn a_killed_stage_is_placed_anew_and_the_answer_goes_on() {
-    let root = tempfile::tempdir().expect("a folder");
-    models_folder(root.path());
-    let mut nodes = cluster(root.path(), 3, None);
-    let (conductor, victim) = load_on_two(&nodes);
-    let api = nodes[conductor].api().to_owned();
-    let undisturbed = stream(&api, &question(TINY, 450), |_| {});
-    assert!(undisturbed.done && undisturbed.token_ids.len() == 450, "{undisturbed:?}");
-
+/// Asks a node for a long answer, kills another one in the midst of it, and gives the answer and the longest pause after that.
+fn stream_through_a_death(api: &str, victim: &mut NodeProcess) -> (common::Streamed, std::time::Duration) {
     let mut at = None;
     let mut longest = std::time::Duration::ZERO;
-    let answer = stream(&api, &question(TINY, 450), |tokens| {
+    let answer = stream(api, &question(TINY, 450), |tokens| {
         if tokens >= 5 && at.is_none() {
-            nodes[victim].kill();
+            victim.kill();
             at = Some(std::time::Instant::now());
         } else if let Some(before) = &mut at {
             longest = longest.max(before.elapsed());
             *before = std::time::Instant::now();
         }
     });
-    println!("the longest pause after the kill was {longest:?}");
-    assert!(at.is_some() && answer.done && answer.error.is_none(), "{answer:?}");
+    assert!(at.is_some(), "{answer:?}");
+    (answer, longest)
+}
+
+/// Kills the conductor of a model, or a holder of a stage that is not the conductor, in the midst of an answer.
+fn dies(conductor_dies: bool) {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let mut nodes = cluster(root.path(), 3, None);
+    let (conductor, holder) = load_on_two(&nodes);
+    let victim = if conductor_dies { conductor } else { holder };
+    // Asked is one that has nothing to do with the model, or else the other holder.
+    let asked = (0..3).find(|place| *place != conductor && *place != holder).expect("three");
+    let api = nodes[asked].api().to_owned();
+    wait_until("the instance is known everywhere", || nodes[asked].state()["instances"][0]["state"] == "ready");
+    let undisturbed = stream(&api, &question(TINY, 450), |_| {});
+    assert!(undisturbed.done && undisturbed.token_ids.len() == 450, "{undisturbed:?}");
+
+    let dead = json!(nodes[victim].id());
+    let (answer, pause) = stream_through_a_death(&api, &mut nodes[victim]);
+    println!("conductor: {conductor_dies}; the longest pause after the kill was {pause:?}");
+    assert!(answer.done && answer.error.is_none(), "{answer:?}");
     assert_eq!(answer.token_ids, undisturbed.token_ids, "nothing is lost, said twice or said otherwise");
     assert_eq!(answer.text, undisturbed.text);
 
-    let state = nodes[conductor].state();
-    let instance = &state["instances"][0];
-    assert_eq!(instance["state"], "ready", "{state}");
-    let dead = json!(nodes[victim].id());
-    assert!(instance["stages"].as_array().is_some_and(|stages| stages.iter().all(|stage| stage["node"] != dead)), "{instance}");
+    let left: Vec<&NodeProcess> = (0..3).filter(|place| *place != victim).map(|place| &nodes[place]).collect();
+    wait_until("who is left knows one instance", || {
+        let state = left[0].state();
+        let instances = state["instances"].as_array().cloned().unwrap_or_default();
+        let whole = |instance: &Value| instance["stages"].as_array().is_some_and(|all| all.iter().all(|stage| stage["node"] != dead));
+        instances.len() == 1 && instances[0]["state"] == "ready" && instances[0]["conductor"] != dead && whole(&instances[0])
+    });
+    // The one that is left of two members answers, too, and in the end nothing is left over.
+    let short = stream(&api, &question(TINY, 8), |_| {});
+    assert_eq!(short.token_ids, undisturbed.token_ids[..8], "{short:?}");
     let (status, gone) = post(&api, "/v1/shoal/unload", &json!({"model": TINY}));
     assert_eq!(status, 200, "{gone}");
-    for node in nodes.iter().enumerate().filter(|(place, _)| *place != victim).map(|(_, node)| node) {
+    for node in left {
         wait_until("its memory is free", || node.state()["lent"]["used_bytes"] == 0);
     }
+}
+
+#[test]
+fn a_killed_stage_is_placed_anew_and_the_answer_goes_on() {
+    dies(false);
+}
+
+#[test]
+fn a_killed_conductor_has_an_heir_and_the_answer_goes_on() {
+    dies(true);
+}
+
+#[test]
+fn a_model_stays_usable_when_nobody_else_is_left() {
+    for leaves in [false, true] {
+        let root = tempfile::tempdir().expect("a folder");
+        models_folder(root.path());
+        let mut nodes = cluster(root.path(), 2, None);
+        let (status, instance) = post(nodes[0].api(), "/v1/shoal/load", &goal(1));
+        assert_eq!(status, 200, "{instance}");
+        let conductor = nodes.iter().position(|node| json!(node.id()) == instance["conductor"]).expect("ours");
+        let other = 1 - conductor;
+        let before = stream(nodes[conductor].api(), &question(TINY, 8), |_| {});
+        assert!(before.done, "{before:?}");
+        if leaves {
+            nodes[other].signal(Signal::TERM);
+            assert!(nodes[other].wait(), "it leaves");
+        } else {
+            nodes[other].kill();
+        }
+        let after = stream(nodes[conductor].api(), &question(TINY, 8), |_| {});
+        assert!(after.done && after.error.is_none(), "{after:?}");
+        assert_eq!(after.token_ids, before.token_ids);
+    }
+}
+
+#[test]
+fn requests_that_come_while_a_model_loads_wait_for_it() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    // Memory for one copy and not for two.
+    let bytes = {
+        let node = NodeProcess::start(directed(root.path(), "planner", None, None));
+        let (status, plans) = post(node.api(), "/v1/shoal/plan", &json!({"model": TINY}));
+        assert_eq!(status, 200, "{plans}");
+        plans["plans"][0]["stages"][0]["lease_bytes"].as_u64().expect("bytes")
+    };
+    let node = NodeProcess::start(direct(up_lending(root.path(), "n1", bytes + bytes / 2), None, None));
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..12)
+            .map(|n| {
+                let api = node.api().to_owned();
+                scope.spawn(move || {
+                    std::thread::sleep(std::time::Duration::from_millis(10 * n));
+                    stream(&api, &question(TINY, 4), |_| {})
+                })
+            })
+            .collect();
+        for answer in asked {
+            let answer = answer.join().expect("asked");
+            assert!(answer.done && answer.error.is_none(), "{answer:?}");
+        }
+    });
+}
+
+#[test]
+fn a_question_is_answered_by_a_smaller_instance_where_the_usual_one_does_not_fit() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let planned = |node: &NodeProcess, sequences: u32| {
+        let (status, plans) = post(node.api(), "/v1/shoal/plan", &json!({"model": TINY, "sequences": sequences}));
+        assert_eq!(status, 200, "{plans}");
+        plans["plans"][0]["stages"][0]["lease_bytes"].as_u64().expect("bytes")
+    };
+    let (one, two) = {
+        let node = NodeProcess::start(directed(root.path(), "planner", None, None));
+        (planned(&node, 1), planned(&node, 2))
+    };
+    assert!(one < two);
+    let node = NodeProcess::start(direct(up_lending(root.path(), "n1", one), None, None));
+    let answer = stream(node.api(), &question(TINY, 4), |_| {});
+    assert!(answer.done && answer.error.is_none(), "{answer:?}");
+    // Who says what is wanted gets that or a refusal.
+    let (status, refused) = post(node.api(), "/v1/shoal/load", &json!({"model": TINY, "sequences": 2, "replica": true}));
+    assert!(status >= 400, "{refused}");
 }
 
 #[test]

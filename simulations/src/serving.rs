@@ -97,18 +97,22 @@ impl Keepers {
     /// Starts a conductor, whose reports go onto the node's card, as in a node.
     async fn conduct(&self, order: &Order, begin: impl FnOnce(StateSink) -> ConductorArguments) -> Result<(), String> {
         let Order { instance, term, plan, model, .. } = order;
-        let (instance, summary) = (*instance, summary(*instance, *term, &model.name, plan));
+        let (instance, term, summary) = (*instance, *term, summary(*instance, *term, &model.name, plan));
         lock(&self.summaries).insert(instance, summary);
         let keepers = self.clone();
-        let arguments = begin(Arc::new(move |state, running| keepers.hears(instance, state, running)));
+        let arguments = begin(Arc::new(move |state, running| keepers.hears(instance, term, state, running)));
         let spawned = Actor::spawn_linked(None, Conductor, arguments, self.nursery.get_cell()).await;
         let (conductor, _) = spawned.map_err(|error| error.to_string())?;
         lock(&self.conductors).insert(instance, conductor);
         Ok(())
     }
 
-    fn hears(&self, instance: InstanceId, state: InstanceState, running: Option<Running>) {
+    fn hears(&self, instance: InstanceId, term: Term, state: InstanceState, running: Option<Running>) {
         let mut summaries = lock(&self.summaries);
+        // One that was superseded by another one of this node has no say any more.
+        if summaries.get(&instance).is_none_or(|known| known.term != term) {
+            return;
+        }
         if matches!(state, InstanceState::Failed(_)) {
             lock(&self.conductors).remove(&instance);
             summaries.remove(&instance);

@@ -64,13 +64,23 @@ pub(crate) struct NodeProcess {
 
 /// Adds what every node of a test has: a data folder, the models folder, ports of its own.
 pub(crate) fn up(root: &Path, name: &str) -> Command {
-    up_with(root, name, &root.join("models"))
+    up_in(root, name, &root.join("models"), 256 << 20)
+}
+
+/// A node that lends so many bytes.
+pub(crate) fn up_lending(root: &Path, name: &str, bytes: u64) -> Command {
+    up_in(root, name, &root.join("models"), bytes)
 }
 
 /// The same with another models folder.
 pub(crate) fn up_with(root: &Path, name: &str, models: &Path) -> Command {
+    up_in(root, name, models, 256 << 20)
+}
+
+fn up_in(root: &Path, name: &str, models: &Path, bytes: u64) -> Command {
     let mut command = shoal();
-    command.args(["up", "--json", "--exit-with-stdin", "--threads", "1", "--memory", "256MiB", "--api", "127.0.0.1:0", "--name", name]);
+    command.args(["up", "--json", "--exit-with-stdin", "--threads", "1", "--api", "127.0.0.1:0", "--name", name]);
+    command.arg("--memory").arg(bytes.to_string());
     command.arg("--data-dir").arg(root.join(name)).arg("--models-dir").arg(models);
     command
 }

@@ -51,11 +51,6 @@ impl Host {
 }
 
 impl Door {
-    /// As it is written in messages.
-    pub(crate) fn short(&self) -> &str {
-        &self.id[..10]
-    }
-
     pub(crate) fn state(&self) -> Value {
         let (status, state) = inside(&self.namespace, || get(&self.api, "/v1/shoal/state"));
         assert_eq!(status, 200, "{state}");

@@ -44,6 +44,17 @@ fn tell(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "namespaces: {text}");
 }
 
+/// Tells how long something took. With `SHOAL_ASSERT_TIMES` set, as on a machine that does nothing else, the target is asserted, too.
+fn took(what: &str, found: Duration, target: Duration) {
+    tell(&format!("{what}: {found:.2?} (target: {target:?})"));
+    assert!(found <= target || std::env::var_os("SHOAL_ASSERT_TIMES").is_none(), "{what} took {found:.2?}, the target is {target:?}");
+}
+
+/// Nodes on one network know each other within this.
+const JOIN_TARGET: Duration = Duration::from_secs(2);
+/// A node whose cable is pulled is missed within this, and who waits for its words is told.
+const GONE_TARGET: Duration = Duration::from_secs(3);
+
 fn lay(tag: &str, hosts: &[&str], addresses: Addresses) -> Option<(Lan, MutexGuard<'static, ()>)> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match Lan::lay(tag, hosts, addresses) {
@@ -77,7 +88,7 @@ fn join(lan: &Lan, root: &std::path::Path, how: &str, hosts: &[(&str, Option<&st
     });
     wait("the hosts know of each other's models", JOIN, &doors, |door| door.is_with(&names));
     let count = hosts.len();
-    tell(&format!("{how}: {count} hosts ready after {ready:.2?}, each sees all after {:.2?} (target: 2 s)", joined - started));
+    took(&format!("{how}: {count} hosts ready after {ready:.2?}, each sees all after"), joined - started, JOIN_TARGET);
     hosts
 }
 
@@ -141,8 +152,7 @@ fn pull_and_plug_in(lan: &Lan, doors: &[&Door], conducts: bool, expected: &[u64]
             }
         };
         let victim = victim[0];
-        let pulled = if conducts { pull_conductor(lan, what, victim, &others) } else { pull_stage(lan, what, victim, &others, whole) };
-        if pulled {
+        if pull_through(lan, what, victim, &others, whole) {
             break (victim, others);
         }
         lan.plug_in(&victim.name);
@@ -179,8 +189,6 @@ fn pull_and_plug_in(lan: &Lan, doors: &[&Door], conducts: bool, expected: &[u64]
 /// What came of an answer in the midst of which a cable was pulled.
 struct Pulled {
     answer: common::Streamed,
-    /// From the pull to the end of the answer.
-    ended: Duration,
     /// The longest that nothing came.
     pause: Duration,
     /// From the pull until all others knew that the host is gone.
@@ -207,15 +215,15 @@ fn pull(lan: &Lan, victim: &Door, others: &[&Door]) -> Pulled {
             }
             last = Instant::now();
         });
-        let (pulled, ended) = (pulled.expect("the answer begins"), Instant::now());
+        let pulled = pulled.expect("the answer begins");
         let dead = watch.expect("watched").join().expect("it is missed");
-        Pulled { answer, ended: ended - pulled, pause, missed: dead - pulled }
+        Pulled { answer, pause, missed: dead - pulled }
     })
 }
 
-/// A host that holds a stage loses its cable, and the answer goes on. False if it was complete before that could be noticed.
-fn pull_stage(lan: &Lan, what: &str, victim: &Door, others: &[&Door], whole: &[u64]) -> bool {
-    let Pulled { answer, pause, missed, .. } = pull(lan, victim, others);
+/// A host that holds a stage, and perhaps conducts, loses its cable, and the answer goes on. False if it was complete before that could be noticed.
+fn pull_through(lan: &Lan, what: &str, victim: &Door, others: &[&Door], whole: &[u64]) -> bool {
+    let Pulled { answer, pause, missed } = pull(lan, victim, others);
     assert!(answer.done && answer.error.is_none(), "the answer broke off: {answer:?}");
     assert_eq!(answer.token_ids, whole, "nothing is lost, said twice or said otherwise");
     let state = others[0].state();
@@ -224,28 +232,8 @@ fn pull_stage(lan: &Lan, what: &str, victim: &Door, others: &[&Door], whole: &[u
     if holders.is_none_or(|holders| holders.contains(&victim.id.as_str())) {
         return false;
     }
-    tell(&format!(
-        "{what}: pulled at token {PULL_AT} of {LONG}, the answer went on after a pause of {pause:.2?}, both others know after {missed:.2?} (target: 3 s)"
-    ));
-    true
-}
-
-/// The conducting host loses its cable, and the answer ends. False if it was complete all the same.
-fn pull_conductor(lan: &Lan, what: &str, victim: &Door, others: &[&Door]) -> bool {
-    let Pulled { answer, ended, missed, .. } = pull(lan, victim, others);
-    if answer.done {
-        return false;
-    }
-    let error = answer.error.unwrap_or_else(|| panic!("the answer ended after {} tokens without a word", answer.token_ids.len()));
-    let message = error["message"].as_str().expect("a message");
-    assert!(message.contains(victim.short()) || message.contains(&victim.name), "the error names the host: {error}");
-    assert!(!error["code"].is_null(), "{error}");
-    assert!(ended < MISSED, "the answer ended {ended:.2?} after the cable was pulled");
-    let tokens = answer.token_ids.len();
-    tell(&format!(
-        "{what}: pulled at token {PULL_AT}, the answer ended after {ended:.2?} at token {tokens} of {LONG}, both others know after {missed:.2?} (target: 3 s)"
-    ));
-    tell(&format!("{what}: the answer ended with: {message}"));
+    tell(&format!("{what}: pulled at token {PULL_AT} of {LONG}, the answer went on after a pause of {pause:.2?}"));
+    took(&format!("{what}: both others know after"), missed, GONE_TARGET);
     true
 }
 

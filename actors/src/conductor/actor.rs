@@ -9,8 +9,8 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::assemble::{Assembled, Ground, Order, Paid, assemble, take_down};
 use super::instance::{InstanceState, InstanceSummary};
-use super::journal::{Journal, JournalEntry, JournalRequest};
-use super::recover::{Recovered, Standing, recover};
+use super::journal::{self, Journal, JournalEntry, JournalRequest};
+use super::recover::{Recovered, Standing, recover, tell_owners};
 use super::succession::{Heir, describe};
 use crate::env::Instant;
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
@@ -208,6 +208,9 @@ impl ConductorState {
         if !self.unloads.is_empty() {
             return self.end().await;
         }
+        if let Some(by) = self.newer_term() {
+            return self.superseded(by).await;
+        }
         let (me, ground, order) = (self.me.clone(), &self.arguments.ground, &self.arguments.order);
         let epoch = order.epoch;
         let broken: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |reason| drop(me.cast(ConductorMsg::Broken(epoch, reason))));
@@ -229,6 +232,7 @@ impl ConductorState {
                     text,
                     entries: std::mem::take(&mut self.arguments.begin.entries),
                     services: ground.services.clone(),
+                    membership: ground.membership.clone(),
                 };
                 match Actor::spawn_linked(None, SchedulerActor, arguments, self.me.get_cell()).await {
                     Ok((scheduler, _)) => self.scheduler.insert(scheduler).clone(),
@@ -273,9 +277,7 @@ impl ConductorState {
         if self.ended || self.assembling {
             return;
         }
-        let order = &self.arguments.order;
-        let known = self.arguments.ground.journal.lock().unwrap_or_else(PoisonError::into_inner).term(order.instance);
-        if let Some(by) = known.filter(|term| *term > order.term) {
+        if let Some(by) = self.newer_term() {
             return self.superseded(by).await;
         }
         let now = self.arguments.ground.env.clock.now();
@@ -317,7 +319,13 @@ impl ConductorState {
                 self.arguments.order = order;
                 self.run(assembled).await;
             }
-            Err(reason) => self.give_up(format!("{cause}; the model could not be placed on the nodes that are left: {reason}")).await,
+            Err(reason) => {
+                // By now it is known who is gone, which says more than who noticed.
+                let view = self.arguments.ground.membership.view();
+                let gone = self.arguments.order.plan.nodes().find(|node| !view.is_present(*node)).map(|node| self.gone(node));
+                let cause = gone.unwrap_or(cause);
+                self.give_up(format!("{cause}, and the model could not be placed on the nodes that are left: {reason}")).await
+            }
         }
     }
 
@@ -348,12 +356,15 @@ impl ConductorState {
         if self.ended {
             return;
         }
-        let order = &self.arguments.order;
-        let view = self.arguments.ground.membership.view();
-        let mut known = view.alive().flat_map(|(_, member)| &member.card.instances);
-        if let Some(other) = known.find(|other| other.instance == order.instance && other.term > order.term) {
-            return self.superseded(other.term).await;
+        if self.assembling {
+            return self.look_soon();
         }
+        if let Some(by) = self.newer_term() {
+            return self.superseded(by).await;
+        }
+        let view = self.arguments.ground.membership.view();
+        self.renew_members(&view);
+        let order = &self.arguments.order;
         if let (Some(fork), Some(scheduler), false) = (&self.fork, &self.scheduler, self.assembling) {
             let theirs = others(&view, order).find(|(conductor, other)| {
                 let among = fork.missing.contains(conductor) || other.stages.iter().any(|stage| fork.missing.contains(&stage.node));
@@ -367,6 +378,35 @@ impl ConductorState {
             }
         }
         self.look_soon();
+    }
+
+    /// Whoever is gone is no member any more, and others take their places where there are fewer than three.
+    fn renew_members(&mut self, view: &ClusterView) {
+        let Some(scheduler) = self.scheduler.as_ref().filter(|_| !self.assembling && self.broken.is_none()) else { return };
+        let order = &mut self.arguments.order;
+        let holders: Vec<NodeId> = order.plan.nodes().collect();
+        let there = order.members.iter().copied().chain(std::iter::once(self.arguments.ground.node)).filter(|node| view.is_present(*node));
+        let members = journal::members(&holders, there.chain(view.alive().map(|(node, _)| node)));
+        if members == order.members {
+            return;
+        }
+        order.members = members;
+        let _ = scheduler.cast(SchedulerMsg::Members(order.members.clone()));
+        let (ground, order) = (self.arguments.ground.clone(), order.clone());
+        let tell = async move {
+            tell_owners(&ground, &order).await;
+            describe(&ground, &order).await;
+        };
+        self.arguments.ground.env.spawner.task("members", Box::pin(tell));
+    }
+
+    /// A higher term than this conductor's, if one is known of: from a claimant that asked this node, or from a conductor's card.
+    fn newer_term(&self) -> Option<Term> {
+        let (ground, order) = (&self.arguments.ground, &self.arguments.order);
+        let asked = ground.journal.lock().unwrap_or_else(PoisonError::into_inner).term(order.instance);
+        let view = ground.membership.view();
+        let told = view.alive().flat_map(|(_, member)| &member.card.instances).filter(|other| other.instance == order.instance);
+        told.map(|other| other.term).chain(asked).filter(|term| *term > order.term).max()
     }
 
     /// Somebody conducts the instance under a higher term: what is held of it here goes, and who is answered here finds the other one.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, ActorStatus};
 use serde::{Deserialize, Serialize};
@@ -16,9 +17,11 @@ use super::succession::{Heir, succeed};
 use crate::card::{ModelCard, NodeCard};
 use crate::catalog::{Catalog, LocalModel};
 use crate::countdown::Countdown;
+use crate::env::Instant;
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
+use crate::lease::timing;
 use crate::membership::Membership;
-use crate::plan::{Goal, Link, LinkMatrix, Plan, PlanRequest, plan};
+use crate::plan::{Goal, Link, LinkMatrix, Plan, PlanError, PlanRequest, plan};
 use crate::scheduler::{Generate, GenerateRefusal, SchedulerMsg};
 use crate::service::{Inbound, Replier, Service, ServiceId};
 use crate::service_numbers as ids;
@@ -27,6 +30,12 @@ use crate::topology::Topology;
 
 /// Most plans in an answer.
 const PLANS_MAX: usize = 8;
+/// Sequences and contexts that are tried one after the other where a smaller instance will do.
+const SMALLER: [(u32, u32); 4] = [(1, u32::MAX), (1, 2048), (1, 1024), (1, 512)];
+/// How long after its death the leases of a node may keep memory from others.
+const LEASES_END: Duration = Duration::from_secs(timing::TTL.as_secs() + timing::SWEEP.as_secs() + 3);
+/// How often a load that waits for that is looked at again.
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// Placing of models, as any node asks it of the one that is to conduct.
 #[derive(Debug)]
@@ -74,6 +83,8 @@ pub enum PlacementRequest {
         goal: Goal,
         /// Which instance that is there already will do.
         reuse: Reuse,
+        /// Whether one for fewer sequences and a shorter context will do where the goal's does not fit.
+        smaller: bool,
     },
     /// Say how it would be placed.
     Plan {
@@ -165,16 +176,21 @@ pub struct PlacementArguments {
 pub enum PlacementMsg {
     /// A node asks for something.
     Call(Inbound<Placement>),
-    /// A model was looked at and planned for.
+    /// A model was looked at.
     #[doc(hidden)]
     Prepared(Box<Prepared>),
     /// A conductor reports.
     #[doc(hidden)]
-    State(InstanceId, InstanceState, Option<Box<Running>>),
+    State(InstanceId, Term, InstanceState, Option<Box<Running>>),
     /// A stage holder reports.
     Notice(StageNotice),
     /// A node is gone.
-    Gone(NodeId),
+    Gone {
+        /// Which.
+        node: NodeId,
+        /// Whether it said good-bye: then it has taken down what it conducted.
+        left: bool,
+    },
     /// An instance whose conductor is gone was taken over.
     #[doc(hidden)]
     Heir(Box<Heir>),
@@ -187,7 +203,7 @@ pub enum PlacementMsg {
 #[doc(hidden)]
 pub struct Prepared {
     call: Inbound<Placement>,
-    result: Result<(LocalModel, ModelCard, Vec<Plan>), String>,
+    result: Result<(LocalModel, ModelCard), String>,
 }
 
 impl From<Inbound<Placement>> for PlacementMsg {
@@ -209,7 +225,7 @@ impl fmt::Debug for PlacementMsg {
             Self::Prepared(_) => "Prepared",
             Self::State(..) => "State",
             Self::Notice(_) => "Notice",
-            Self::Gone(_) => "Gone",
+            Self::Gone { .. } => "Gone",
             Self::Heir(_) => "Heir",
             Self::LeaseLost(..) => "LeaseLost",
             Self::Stop(_) => "Stop",
@@ -226,6 +242,8 @@ pub struct PlacementState {
     me: ActorRef<PlacementMsg>,
     instances: BTreeMap<InstanceId, Held>,
     last_counter: u64,
+    /// When a node was last lost.
+    last_gone: Option<Instant>,
 }
 
 struct Held {
@@ -251,25 +269,21 @@ impl PlacementState {
                 // If the conductor has stopped, dropping the answer tells the caller.
                 let _ = held.conductor.cast(ConductorMsg::Unload(done));
             }
-            PlacementRequest::Load { model, goal, .. } | PlacementRequest::Plan { model, goal } => {
-                self.prepare(model.clone(), goal.clone(), call)
-            }
+            PlacementRequest::Load { model, .. } | PlacementRequest::Plan { model, .. } => self.prepare(model.clone(), call),
         }
     }
 
-    /// Looks the model up, reads its sizes and plans: disk work, so in a task.
-    fn prepare(&self, model: String, goal: Goal, call: Inbound<Placement>) {
+    /// Looks the model up and reads its sizes: disk work, so in a task.
+    fn prepare(&self, model: String, call: Inbound<Placement>) {
         let (catalog, files, me) = (self.arguments.catalog.clone(), self.arguments.files.clone(), self.me.clone());
         let env = self.arguments.ground.env.clone();
-        let (membership, topology) = (self.arguments.ground.membership.clone(), self.arguments.topology.clone());
         let task = async move {
             let look = async {
                 let model = catalog.resolve(&model).await.map_err(|error| error.to_string())?;
                 files.note(catalog.root(), &model);
                 let (compute, path) = (Arc::clone(&env.compute), model.path.clone());
                 let card = env.blocking("shoal-card", move || compute.model_card(&path)).await?.map_err(|error| error.to_string())?;
-                let plans = plans(&membership, &topology, &model, &card, goal)?;
-                Ok((model, card, plans))
+                Ok((model, card))
             };
             let result = look.await;
             let _ = me.cast(PlacementMsg::Prepared(Box::new(Prepared { call, result })));
@@ -279,20 +293,28 @@ impl PlacementState {
 
     async fn prepared(&mut self, prepared: Prepared) {
         let Prepared { call, result } = prepared;
-        let (reuse, goal) = match &call.request {
-            PlacementRequest::Load { reuse, goal, .. } => {
-                let context = result.as_ref().map_or(u32::MAX, |(_, card, _)| card.context_tokens);
-                (*reuse, Goal { context_tokens: goal.context_tokens.min(context), ..goal.clone() })
-            }
-            _ => {
-                let reply = result.map(|(_, _, plans)| PlacementReply::Plans(plans)).map_err(|reason| PlacementRefusal { reason });
-                return call.reply.into_iter().for_each(|way| way.reply(reply.clone()));
-            }
+        let refuse = |call: Inbound<Placement>, reason: String| {
+            call.reply.into_iter().for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })))
         };
-        if let Ok((model, ..)) = &result
-            && let Some(held) =
-                self.instances.values_mut().find(|held| held.summary.sha256 == model.sha256 && reuse.allows(&held.summary, &goal))
-        {
+        let (model, card) = match result {
+            Ok(found) => found,
+            Err(reason) => return refuse(call, reason),
+        };
+        let (reuse, goal, smaller) = match &call.request {
+            PlacementRequest::Load { reuse, goal, smaller, .. } => {
+                (*reuse, Goal { context_tokens: goal.context_tokens.min(card.context_tokens), ..goal.clone() }, *smaller)
+            }
+            PlacementRequest::Plan { goal, .. } => {
+                return match self.plans(&model, &card, goal.clone()) {
+                    Ok(plans) => call.reply.into_iter().for_each(|way| way.reply(Ok(PlacementReply::Plans(plans.clone())))),
+                    Err(error) => refuse(call, error.to_string()),
+                };
+            }
+            PlacementRequest::Unload(_) => return,
+        };
+        // What is there, or will be, comes before any plan: the memory for another one may be taken by it.
+        let will_do = |held: &&mut Held| held.summary.sha256 == model.sha256 && reuse.allows(&held.summary, &goal);
+        if let Some(held) = self.instances.values_mut().find(will_do) {
             match held.summary.state {
                 InstanceState::Ready => {
                     let ready = PlacementReply::Ready(Box::new(held.summary.clone()));
@@ -303,14 +325,24 @@ impl PlacementState {
             }
             return;
         }
-        let refuse = |call: Inbound<Placement>, reason: String| {
-            call.reply.into_iter().for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })))
+        let mut plans = self.plans(&model, &card, goal.clone());
+        for (sequences, context_tokens) in SMALLER {
+            let less =
+                Goal { sequences: goal.sequences.min(sequences), context_tokens: goal.context_tokens.min(context_tokens), ..goal.clone() };
+            let short = matches!(plans, Err(PlanError::NotEnoughMemory(_) | PlanError::NoSplit(_)));
+            if smaller && short && less != goal {
+                plans = self.plans(&model, &card, less).or(plans);
+            }
+        }
+        let best = match plans.map(|plans| plans.into_iter().next()) {
+            Ok(Some(best)) => best,
+            Ok(None) => return refuse(call, "no plan was found".to_owned()),
+            Err(error @ (PlanError::NotEnoughMemory(_) | PlanError::NoSplit(_))) if self.leases_may_end() => {
+                tracing::info!(target: "shoal::conductor", model = %model.name, %error, "waiting for the leases of a node that is gone");
+                return self.again(Prepared { call, result: Ok((model, card)) });
+            }
+            Err(error) => return refuse(call, error.to_string()),
         };
-        let (model, card, plans) = match result {
-            Ok(found) => found,
-            Err(reason) => return refuse(call, reason),
-        };
-        let Some(best) = plans.into_iter().next() else { return refuse(call, "no plan was found".to_owned()) };
         match self.start(model, card, goal, best).await {
             Ok(instance) => {
                 if let Some(held) = self.instances.get_mut(&instance) {
@@ -320,6 +352,25 @@ impl PlacementState {
             }
             Err(reason) => refuse(call, reason),
         }
+    }
+
+    fn plans(&self, model: &LocalModel, card: &ModelCard, goal: Goal) -> Result<Vec<Plan>, PlanError> {
+        plans(&self.arguments.ground.membership, &self.arguments.topology, model, card, goal)
+    }
+
+    /// Whether a node was lost so lately that the leases it held may still be in force.
+    fn leases_may_end(&self) -> bool {
+        self.last_gone.is_some_and(|gone| self.arguments.ground.env.clock.now().since(gone) < LEASES_END)
+    }
+
+    /// Looks at a load again a little later.
+    fn again(&self, prepared: Prepared) {
+        let (me, clock) = (self.me.clone(), Arc::clone(&self.arguments.ground.env.clock));
+        let later = async move {
+            clock.sleep_until(clock.now() + AGAIN).await;
+            let _ = me.cast(PlacementMsg::Prepared(Box::new(prepared)));
+        };
+        self.arguments.ground.env.spawner.task("prepare", Box::pin(later));
     }
 
     async fn start(&mut self, model: LocalModel, card: ModelCard, goal: Goal, plan: Plan) -> Result<InstanceId, String> {
@@ -332,20 +383,20 @@ impl PlacementState {
         let members = journal::members(&holders, std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node)));
         let goal = Goal { sha256: Some(model.sha256.clone()), only_on_disk: true, ..goal };
         let order = Order { instance, term, epoch: PlanEpoch(0), model, card, goal, plan, members };
-        let arguments = ConductorArguments { ground: ground.clone(), order, begin: Begin::anew(), state: self.sink(instance) };
+        let arguments = ConductorArguments { ground: ground.clone(), order, begin: Begin::anew(), state: self.sink(instance, term) };
         self.conduct(InstanceState::Leasing, arguments).await
     }
 
     /// What a conductor of this node reports to.
-    fn sink(&self, instance: InstanceId) -> StateSink {
+    fn sink(&self, instance: InstanceId, term: Term) -> StateSink {
         let me = self.me.clone();
-        Arc::new(move |state, running| drop(me.cast(PlacementMsg::State(instance, state, running.map(Box::new)))))
+        Arc::new(move |state, running| drop(me.cast(PlacementMsg::State(instance, term, state, running.map(Box::new)))))
     }
 
     /// Goes on with an instance that was taken over.
     async fn heir(&mut self, heir: Heir) {
-        let instance = heir.instance();
-        let arguments = ConductorArguments::heir(self.arguments.ground.clone(), heir, self.sink(instance));
+        let (instance, term) = (heir.instance(), heir.order().term);
+        let arguments = ConductorArguments::heir(self.arguments.ground.clone(), heir, self.sink(instance, term));
         let begins = InstanceState::Recovering("its conductor is gone".to_owned());
         match self.conduct(begins, arguments).await {
             Ok(_) => self.publish(),
@@ -371,12 +422,19 @@ impl PlacementState {
         };
         let spawned = Actor::spawn_linked(None, Conductor, arguments, self.me.get_cell()).await;
         let (conductor, _) = spawned.map_err(|error| format!("the conductor did not start: {error}"))?;
-        self.instances.insert(instance, Held { summary, conductor, waiting: Vec::new(), after: Vec::new() });
+        let held = Held { summary, conductor, waiting: Vec::new(), after: Vec::new() };
+        if let Some(before) = self.instances.insert(instance, held)
+            && let Some(held) = self.instances.get_mut(&instance)
+        {
+            // This node conducts it under an older term, too; that conductor will notice. Who waits goes on waiting.
+            (held.waiting, held.after) = (before.waiting, before.after);
+        }
         Ok(instance)
     }
 
-    fn state(&mut self, instance: InstanceId, state: InstanceState, running: Option<Box<Running>>) {
-        let Some(held) = self.instances.get_mut(&instance) else { return };
+    fn state(&mut self, instance: InstanceId, term: Term, state: InstanceState, running: Option<Box<Running>>) {
+        // A conductor that was superseded, perhaps by another one of this node, has no say any more.
+        let Some(held) = self.instances.get_mut(&instance).filter(|held| held.summary.term == term) else { return };
         held.summary.state = state.clone();
         match state {
             InstanceState::Ready => {
@@ -437,7 +495,13 @@ pub(crate) fn links(measured: &crate::topology::LinkMatrix) -> LinkMatrix {
     links
 }
 
-fn plans(membership: &Membership, topology: &Topology, model: &LocalModel, card: &ModelCard, mut goal: Goal) -> Result<Vec<Plan>, String> {
+fn plans(
+    membership: &Membership,
+    topology: &Topology,
+    model: &LocalModel,
+    card: &ModelCard,
+    mut goal: Goal,
+) -> Result<Vec<Plan>, PlanError> {
     goal.sha256 = Some(model.sha256.clone());
     // Every stage reads its own tensors from its own disk.
     goal.only_on_disk = true;
@@ -449,7 +513,7 @@ fn plans(membership: &Membership, topology: &Topology, model: &LocalModel, card:
     own.for_each(|card| card.models.push(model.on_disk()));
     let links = links(&topology.links());
     let request = PlanRequest { cards: &cards, links: &links, model: card, goal: &goal };
-    let mut plans = plan(&request).map_err(|error| error.to_string())?;
+    let mut plans = plan(&request)?;
     plans.truncate(PLANS_MAX);
     Ok(plans)
 }
@@ -460,7 +524,7 @@ impl Actor for PlacementActor {
     type Arguments = PlacementArguments;
 
     async fn pre_start(&self, me: ActorRef<PlacementMsg>, arguments: PlacementArguments) -> Result<PlacementState, ActorProcessingErr> {
-        Ok(PlacementState { arguments, me, instances: BTreeMap::new(), last_counter: 0 })
+        Ok(PlacementState { arguments, me, instances: BTreeMap::new(), last_counter: 0, last_gone: None })
     }
 
     async fn handle(
@@ -472,15 +536,19 @@ impl Actor for PlacementActor {
         match message {
             PlacementMsg::Call(call) => state.call(call),
             PlacementMsg::Prepared(prepared) => state.prepared(*prepared).await,
-            PlacementMsg::State(instance, new, running) => state.state(instance, new, running),
+            PlacementMsg::State(instance, term, new, running) => state.state(instance, term, new, running),
             PlacementMsg::Notice(notice) => {
                 if let Some(held) = state.instances.get(&notice.key.instance) {
                     let _ = held.conductor.cast(ConductorMsg::Notice(notice));
                 }
             }
-            PlacementMsg::Gone(node) => {
+            PlacementMsg::Gone { node, left } => {
+                state.last_gone = Some(state.arguments.ground.env.clock.now());
                 state.tell(|| ConductorMsg::Gone(node));
                 let me = state.me.clone();
+                if left {
+                    return Ok(());
+                }
                 succeed(&state.arguments.ground, node, move |heir| drop(me.cast(PlacementMsg::Heir(Box::new(heir)))));
             }
             PlacementMsg::Heir(heir) => state.heir(*heir).await,
@@ -499,10 +567,11 @@ impl Actor for PlacementActor {
         // A conductor stops by itself when its instance is gone. One that fails takes its instance with it: its leases
         // are not renewed any more and expire at their owners.
         if let ractor::SupervisionEvent::ActorFailed(cell, error) = event {
-            let failed: Vec<InstanceId> =
-                state.instances.iter().filter(|(_, held)| held.conductor.get_id() == cell.get_id()).map(|(id, _)| *id).collect();
-            for instance in failed {
-                state.state(instance, InstanceState::Failed(format!("its conductor failed: {error}")), None);
+            let of = |held: &&Held| held.conductor.get_id() == cell.get_id();
+            let failed: Vec<(InstanceId, Term)> =
+                state.instances.values().filter(of).map(|held| (held.summary.instance, held.summary.term)).collect();
+            for (instance, term) in failed {
+                state.state(instance, term, InstanceState::Failed(format!("its conductor failed: {error}")), None);
             }
         }
         Ok(())

@@ -44,7 +44,7 @@ pub(super) struct Recovered {
 /// Words for the user: what is missing. Nothing stands any more then, and every lease is given back.
 pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recovered, String> {
     let Standing { mut order, mut paid } = standing;
-    // Nodes that were asked to take layers and did not.
+    // Nodes that were asked to take layers in the last attempt, and did not.
     let mut avoided = BTreeSet::new();
     let mut placed = false;
     let mut reason = String::new();
@@ -52,18 +52,24 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
         order.epoch = PlanEpoch(order.epoch.0 + 1);
         if let Err(error) = rearrange(ground, &mut order, &mut paid, &avoided).await {
             reason = error;
-            break;
+            if avoided.is_empty() {
+                break;
+            }
+            // Those who did not are the only ones who can.
+            avoided.clear();
+            continue;
         }
         placed |= paid.iter().any(Option::is_none);
         match assemble(ground, &order, &paid, &|| {}).await {
             Ok(assembled) => {
-                tell_owners(ground, &order, &paid).await;
+                tell_owners(ground, &order).await;
                 describe(ground, &order).await;
                 return Ok(Recovered { order, placed, assembled });
             }
             Err(Failure { reason: why, stages }) => {
                 tracing::info!(target: "shoal::conductor", instance = ?order.instance, attempt, reason = %why, "not made whole yet");
                 reason = why;
+                avoided.clear();
                 for index in stages {
                     match paid.get(index).and_then(Clone::clone) {
                         Some(leases) => lose(ground, &order, &mut paid, index, &leases).await,
@@ -79,11 +85,11 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
     Err(reason)
 }
 
-/// Tells the owners of what stands who may take it over from now on. Those of new leases were told with them.
-async fn tell_owners(ground: &Ground, order: &Order, paid: &[Paid]) {
-    let standing: BTreeSet<NodeId> = order.plan.nodes().zip(paid).filter(|(_, paid)| paid.is_some()).map(|(node, _)| node).collect();
-    let claims = standing.into_iter().map(|owner| ground.keeper.claim(owner, order.instance, order.term, order.members.clone()));
-    for result in join_all(claims).await {
+/// Tells the owners who may take the instance over from now on.
+pub(super) async fn tell_owners(ground: &Ground, order: &Order) {
+    let owners: BTreeSet<NodeId> = order.plan.nodes().collect();
+    let calls = owners.into_iter().map(|owner| ground.keeper.amend(owner, order.instance, order.term, order.members.clone()));
+    for result in join_all(calls).await {
         if let Err(error) = result {
             tracing::debug!(target: "shoal::conductor", %error, "an owner does not know the new members");
         }

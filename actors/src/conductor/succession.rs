@@ -148,6 +148,12 @@ async fn claim(ground: &Ground, instance: InstanceId, (record, from): (&Instance
         stage.memory.by_purpose().map(|(purpose, _)| of_purpose(purpose)).collect::<Paid>()
     });
     let paid: Vec<Paid> = paid.collect();
+    // What is left of arrangements that are over, or of a stage of which the rest is gone.
+    let used: BTreeSet<LeaseId> = paid.iter().flatten().flatten().map(|lease| lease.lease).collect();
+    let spare: Vec<LeaseId> = claimed.iter().map(|(_, _, grant)| grant.lease).filter(|lease| !used.contains(lease)).collect();
+    if !spare.is_empty() {
+        ground.keeper.release(&spare).await;
+    }
     let order = Order {
         instance,
         term,

@@ -208,6 +208,21 @@ impl LeaseKeeper {
         }
     }
 
+    /// Tells an owner who may take over an instance of which this node holds leases there. It changes nothing of the leases: a claim
+    /// under the term in force gives no new tokens, and what this node has given back meanwhile it does not hold again.
+    ///
+    /// # Errors
+    /// [`ClaimError`].
+    pub async fn amend(&self, owner: NodeId, instance: InstanceId, term: Term, members: Vec<NodeId>) -> Result<(), ClaimError> {
+        let request = LeaseRequest::Claim { instance, term, members };
+        match self.shared.services.remote::<Leases>(owner).call(request, timing::CALL_DEADLINE).await {
+            Ok(LeaseReply::Claimed { .. }) => Ok(()),
+            Ok(LeaseReply::Refused(why)) => Err(ClaimError::Refused { node: owner, why }),
+            Ok(_) => Err(ClaimError::Unreachable { node: owner, why: "the answer does not fit the question".to_owned() }),
+            Err(error) => Err(ClaimError::Unreachable { node: owner, why: error.to_string() }),
+        }
+    }
+
     /// Gives everything back and acquires nothing more. Resolves when all owners have heard it, or after
     /// [`timing::CALL_DEADLINE`].
     pub fn stop(&self) -> impl Future<Output = ()> + Send + 'static {

@@ -8,7 +8,7 @@ use crate::ids::{InstanceId, NodeId, RequestId};
 use crate::membership::Membership;
 use crate::request::{End, Finish, GenerateRequest, READ_WAIT, Timing, TokenEvent};
 use crate::scheduler::{Generate, GenerateCall, GenerateRefusal, GenerateReply};
-use crate::service::{CallError, Remote, Services};
+use crate::service::{CallError, Services};
 
 /// How long a conductor may take to accept a request: it reads the prompt and has another member remember it.
 const SUBMIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,18 +22,15 @@ const RECOVERY: Duration = Duration::from_secs(30);
 /// How often it is looked for.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Tells which node conducts an instance now, as far as is known.
-pub type Locate = Arc<dyn Fn(InstanceId) -> Option<NodeId> + Send + Sync>;
-
-/// Looks an instance up on the cards of the nodes that are there: of several nodes that say they conduct it, the one with the highest
-/// term does.
-pub fn locate(membership: Membership) -> Locate {
-    Arc::new(move |instance| {
+/// Finds who conducts an instance on the cards of the nodes that are there: of several nodes that say they do, the one with the
+/// highest term.
+pub(super) fn locate(membership: Membership) -> impl Fn(InstanceId) -> Option<NodeId> {
+    move |instance| {
         let view = membership.view();
         let known = view.present().flat_map(|(node, member)| member.card.instances.iter().map(move |known| (node, known)));
         let here = known.filter(|(node, known)| known.instance == instance && known.term.node == *node);
         here.max_by_key(|(_, known)| known.term).map(|(node, _)| node)
-    })
+    }
 }
 
 /// What a generation needs of its node.
@@ -43,8 +40,20 @@ pub struct Reach {
     pub services: Services,
     /// Time.
     pub clock: Arc<dyn Clock>,
-    /// Where instances are.
-    pub locate: Locate,
+    /// Who is there, and what they conduct.
+    pub membership: Membership,
+}
+
+impl Reach {
+    /// Calls a conductor. One that is gone is not waited for.
+    async fn call(&self, conductor: NodeId, call: GenerateCall, patience: Duration) -> Result<GenerateReply, GenerateError> {
+        let remote = self.services.remote::<Generate>(conductor);
+        match self.membership.while_present(conductor, remote.call(call, patience)).await {
+            Some(Ok(answer)) => Ok(answer?),
+            Some(Err(error)) => Err(GenerateError::Unreachable(error)),
+            None => Err(GenerateError::Unreachable(CallError::NotConnected { node: conductor })),
+        }
+    }
 }
 
 impl std::fmt::Debug for Reach {
@@ -66,6 +75,10 @@ pub enum GenerateError {
     /// The instance broke in the middle.
     #[error("{0}")]
     Broken(String),
+}
+
+fn other_question() -> GenerateError {
+    GenerateError::Broken("the conductor gave an answer to another question".to_owned())
 }
 
 /// A piece of an answer.
@@ -91,7 +104,7 @@ pub enum Piece {
 /// from where it was.
 pub struct Generation {
     reach: Reach,
-    remote: Remote<Generate>,
+    conductor: NodeId,
     instance: InstanceId,
     request: RequestId,
     submitted: GenerateRequest,
@@ -111,24 +124,42 @@ impl std::fmt::Debug for Generation {
 impl Generation {
     /// Submits a request to the conductor of its instance.
     pub async fn start(reach: Reach, conductor: NodeId, request: GenerateRequest) -> Result<Self, GenerateError> {
-        let remote = reach.services.remote::<Generate>(conductor);
-        let (instance, id) = (request.instance, request.id);
-        match remote.call(GenerateCall::Submit(Box::new(request.clone())), SUBMIT_TIMEOUT).await {
-            Ok(Ok(GenerateReply::Accepted { prompt_tokens })) => Ok(Self {
-                reach,
-                remote,
-                instance,
-                request: id,
-                submitted: request,
-                prompt_tokens,
-                after: 0,
-                pending: std::collections::VecDeque::new(),
-                end: None,
-                ended: false,
-            }),
-            Ok(Ok(_)) => Err(GenerateError::Broken("the conductor gave an answer to another question".to_owned())),
-            Ok(Err(refusal)) => Err(refusal.into()),
-            Err(error) => Err(GenerateError::Unreachable(error)),
+        match reach.call(conductor, GenerateCall::Submit(Box::new(request.clone())), SUBMIT_TIMEOUT).await? {
+            GenerateReply::Accepted { prompt_tokens } => {
+                let mut generation = Self::unsubmitted(reach, conductor, request);
+                generation.prompt_tokens = prompt_tokens;
+                Ok(generation)
+            }
+            _ => Err(other_question()),
+        }
+    }
+
+    /// Submits a request to whoever takes the instance over from a conductor that answered with `error`.
+    pub(super) async fn elsewhere(
+        reach: Reach,
+        conductor: NodeId,
+        request: GenerateRequest,
+        error: GenerateError,
+    ) -> Result<Self, GenerateError> {
+        let mut generation = Self::unsubmitted(reach, conductor, request);
+        match generation.go_on_elsewhere(error).await {
+            Ok(()) => Ok(generation),
+            Err(error) => Err(generation.broken(error)),
+        }
+    }
+
+    fn unsubmitted(reach: Reach, conductor: NodeId, request: GenerateRequest) -> Self {
+        Self {
+            reach,
+            conductor,
+            instance: request.instance,
+            request: request.id,
+            submitted: request,
+            prompt_tokens: 0,
+            after: 0,
+            pending: std::collections::VecDeque::new(),
+            end: None,
+            ended: false,
         }
     }
 
@@ -169,16 +200,10 @@ impl Generation {
                 });
             }
             let read = GenerateCall::Read { instance: self.instance, request: self.request, after: self.after };
-            let chunk = match self.remote.call(read, READ_WAIT + READ_SLACK).await {
-                Ok(Ok(GenerateReply::Chunk(chunk))) => chunk,
-                Ok(Ok(_)) => {
-                    return Some(Err(self.broken(GenerateError::Broken("the conductor gave an answer to another question".to_owned()))));
-                }
-                Ok(Err(refusal)) => match self.go_on_elsewhere(refusal.into()).await {
-                    Ok(()) => continue,
-                    Err(error) => return Some(Err(self.broken(error))),
-                },
-                Err(error) => match self.go_on_elsewhere(GenerateError::Unreachable(error)).await {
+            let chunk = match self.reach.call(self.conductor, read, READ_WAIT + READ_SLACK).await {
+                Ok(GenerateReply::Chunk(chunk)) => chunk,
+                Ok(_) => return Some(Err(self.broken(other_question()))),
+                Err(error) => match self.go_on_elsewhere(error).await {
                     Ok(()) => continue,
                     Err(error) => return Some(Err(self.broken(error))),
                 },
@@ -198,15 +223,15 @@ impl Generation {
         let began = self.reach.clock.now();
         let mut seen = false;
         loop {
-            if let Some(conductor) = (self.reach.locate)(self.instance) {
+            if let Some(conductor) = locate(self.reach.membership.clone())(self.instance) {
                 seen = true;
-                let remote = self.reach.services.remote::<Generate>(conductor);
-                match remote.call(GenerateCall::Submit(Box::new(self.submitted.clone())), SUBMIT_TIMEOUT).await {
-                    Ok(Ok(GenerateReply::Accepted { .. })) => {
-                        self.remote = remote;
+                let submit = GenerateCall::Submit(Box::new(self.submitted.clone()));
+                match self.reach.call(conductor, submit, SUBMIT_TIMEOUT).await {
+                    Ok(GenerateReply::Accepted { prompt_tokens }) => {
+                        (self.conductor, self.prompt_tokens) = (conductor, prompt_tokens);
                         return Ok(());
                     }
-                    Ok(Err(refusal @ GenerateRefusal::Invalid(_))) => return Err(refusal.into()),
+                    Err(error @ GenerateError::Refused(GenerateRefusal::Invalid(_))) => return Err(error),
                     // Not yet, or not any more.
                     Ok(_) | Err(_) => {}
                 }
@@ -228,7 +253,8 @@ impl Drop for Generation {
     fn drop(&mut self) {
         if !self.ended && self.end.is_none() {
             // If the conductor cannot be told, it notices after a while that nobody reads.
-            let _ = self.remote.cast(GenerateCall::Cancel { instance: self.instance, request: self.request });
+            let remote = self.reach.services.remote::<Generate>(self.conductor);
+            let _ = remote.cast(GenerateCall::Cancel { instance: self.instance, request: self.request });
         }
     }
 }

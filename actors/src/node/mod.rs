@@ -32,7 +32,7 @@ use tokio::sync::watch;
 
 pub use builder::NodeBuilder;
 pub use error::{NodeError, StartError};
-pub use generation::{GenerateError, Generation, Locate, Piece, Reach, locate};
+pub use generation::{GenerateError, Generation, Piece, Reach};
 pub use pool::{LeaseFailure, Pool, UserLease};
 
 use crate::catalog::{Catalog, CatalogError, Reference};
@@ -62,6 +62,11 @@ const PLAN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a conductor may take to say whether it still has an instance.
 const PRESENCE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it takes a member, at most, to be seen as the heir of a conductor that is gone: its death is noticed, the claim made and
+/// gossiped.
+const HEIR_WAIT: Duration = Duration::from_secs(4);
+/// How often it is looked for.
+const HEIR_LOOK: Duration = Duration::from_millis(100);
 
 /// A running node. Every clone is the same one.
 #[derive(Clone)]
@@ -324,7 +329,9 @@ impl Node {
 
     /// Has the placing node load a model that was found, or name the instance that it has of it.
     async fn place_ready(&self, model: &str, found: &Found, goal: Goal, reuse: Reuse) -> Result<InstanceSummary, NodeError> {
-        let request = PlacementRequest::Load { model: found.asked.clone(), goal, reuse };
+        // Who asks a question and says nothing of how large the instance is to be is content with what fits.
+        let smaller = reuse == Reuse::Any && goal == default_goal();
+        let request = PlacementRequest::Load { model: found.asked.clone(), goal, reuse, smaller };
         match self.ask(model, found, request, LOAD_TIMEOUT).await? {
             PlacementReply::Ready(summary) => Ok(*summary),
             _ => Err(other_question()),
@@ -424,29 +431,52 @@ impl Node {
                 stop: options.stop.clone(),
                 ignore_end: options.ignore_end,
             };
-            match Generation::start(self.reach(), instance.term.node, request).await {
+            let refused = match Generation::start(self.reach(), instance.term.node, request.clone()).await {
                 // The instance went down between the look and the request: its card is old news.
-                Err(GenerateError::Refused(GenerateRefusal::UnknownInstance(_) | GenerateRefusal::Unavailable(_))) if again => {
-                    let gone = instance.instance;
-                    instance = self.load_other(model, &options.goal, gone).await?;
+                Err(error @ GenerateError::Refused(GenerateRefusal::UnknownInstance(_) | GenerateRefusal::Unavailable(_))) if again => {
+                    error
+                }
+                // Its conductor did: another member may take it over.
+                Err(error @ GenerateError::Unreachable(_)) if again => {
+                    if self.has_heir(&instance).await {
+                        return Ok(Generation::elsewhere(self.reach(), instance.term.node, request, error).await?);
+                    }
+                    error
                 }
                 result => return Ok(result?),
+            };
+            let gone = instance.instance;
+            instance = self.load_other(model, &options.goal).await?;
+            if instance.instance == gone {
+                // It is the same, and it has said why it does not take the request.
+                return Err(refused.into());
             }
         }
         Err(NodeError::UnknownInstance(instance.instance))
     }
 
+    /// Whether somebody soon takes over an instance whose conductor cannot be reached.
+    async fn has_heir(&self, instance: &InstanceSummary) -> bool {
+        let (clock, locate) = (&self.0.env.clock, generation::locate(self.0.membership.clone()));
+        let until = clock.now() + HEIR_WAIT;
+        while clock.now() < until {
+            if locate(instance.instance).is_some_and(|node| node != instance.term.node) {
+                return true;
+            }
+            clock.sleep_until(clock.now() + HEIR_LOOK).await;
+        }
+        false
+    }
+
     /// How answers of this node find who conducts their instance.
     fn reach(&self) -> Reach {
-        let locate = generation::locate(self.0.membership.clone());
-        Reach { services: self.0.services.clone(), clock: Arc::clone(&self.0.env.clock), locate }
+        Reach { services: self.0.services.clone(), clock: Arc::clone(&self.0.env.clock), membership: self.0.membership.clone() }
     }
 
     /// Places a model whose known instance is gone, whatever the cards still say.
-    async fn load_other(&self, model: &str, goal: &Goal, gone: InstanceId) -> Result<InstanceSummary, NodeError> {
+    async fn load_other(&self, model: &str, goal: &Goal) -> Result<InstanceSummary, NodeError> {
         let found = self.find(model).await?;
-        let summary = self.place_ready(model, &found, goal.clone(), Reuse::Any).await?;
-        if summary.instance == gone { Err(NodeError::UnknownInstance(gone)) } else { Ok(summary) }
+        self.place_ready(model, &found, goal.clone(), Reuse::Any).await
     }
 
     /// Resolves if the node stops by itself, with the reason. Never resolves for a node that was told to leave.

@@ -226,9 +226,12 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     services.serve_actor::<StageNotices, _>(placement.clone()).map_err(|e| part("placement")(e.to_string()))?;
     let told = placement.clone();
     membership.subscribe(Box::new(move |event| {
-        if let MemberEvent::Dead { node, .. } | MemberEvent::Left { node, .. } = event {
-            let _ = told.cast(PlacementMsg::Gone(*node));
-        }
+        let (node, left) = match event {
+            MemberEvent::Dead { node, .. } => (*node, false),
+            MemberEvent::Left { node, .. } => (*node, true),
+            _ => return,
+        };
+        let _ = told.cast(PlacementMsg::Gone { node, left });
     }));
     let told = placement.clone();
     keeper.on_lost(Box::new(move |lost| {

@@ -5,9 +5,10 @@
 //! are equal to the last digit.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::types::{Goal, StageMemory};
-use super::{ANSWER_TOKENS, PROMPT_TOKENS};
+use super::{ANSWER_TOKENS, LAYERS_MAX, PROMPT_TOKENS};
 use crate::card::{DeviceCard, DeviceKind, ModelCard, NodeCard};
 use crate::ids::NodeId;
 
@@ -222,4 +223,12 @@ pub(super) fn picos(seconds: f64) -> Picos {
     // Far from the limit, so that sums of many such times still fit.
     const FOREVER: f64 = 1e16;
     (seconds * 1e12).clamp(0.0, FOREVER).round() as Picos
+}
+
+/// The least that a stage of these layers takes: its weights, and what a step of `rows_max` rows needs beside them. Keys and values
+/// are none of it. `None` if the model has no such layers.
+pub fn least(model: &ModelCard, layers: &Range<u32>, rows_max: u32) -> Option<StageMemory> {
+    let goal = Goal { context_tokens: 1, sequences: 1, rows_max, ..Goal::default() };
+    let inside = layers.start < layers.end && layers.end as usize <= model.layer_bytes.len() && model.layer_bytes.len() <= LAYERS_MAX;
+    inside.then(|| Work::new(model, &goal).memory(layers.start as usize, layers.end as usize))
 }

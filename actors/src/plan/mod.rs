@@ -13,12 +13,13 @@ mod predict;
 mod repair;
 mod split;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod types;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+pub use cost::least;
 pub use error::{PlanError, Shortage};
 pub use links::{Link, LinkEntry, LinkMatrix};
 pub use repair::{Repair, repair};

@@ -41,7 +41,7 @@ pub(super) fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f6
 }
 
 /// The shape of a model of 135 million parameters in four and a half bits.
-pub(super) fn smollm2() -> ModelCard {
+pub(crate) fn smollm2() -> ModelCard {
     ModelCard {
         architecture: "llama".to_owned(),
         name: "smollm2".to_owned(),

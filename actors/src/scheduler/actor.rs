@@ -13,6 +13,7 @@ use super::service::{Generate, GenerateCall, GenerateRefusal, GenerateReply};
 use crate::conductor::journal::{Journal, JournalEntry, JournalRequest};
 use crate::env::{Env, TextModel};
 use crate::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
+use crate::membership::Membership;
 use crate::request::{Chunk, GenerateRequest};
 use crate::service::{Inbound, Replier, Services};
 use crate::stage::message::{TOP_MAX, Tokens};
@@ -24,8 +25,8 @@ const TICK: Duration = Duration::from_millis(250);
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// When none could, the members are asked again after this: one that died is replaced by then.
 const JOURNAL_PAUSE: Duration = Duration::from_millis(500);
-/// How often they are asked in all.
-const JOURNAL_TRIES: u32 = 4;
+/// How often they are asked in all: for longer than it takes to notice that a member is gone.
+const JOURNAL_TRIES: u32 = 12;
 
 /// A pipeline to run on.
 pub struct Pipeline {
@@ -67,6 +68,8 @@ pub struct SchedulerArguments {
     pub entries: Vec<JournalEntry>,
     /// Peers.
     pub services: Services,
+    /// Who of them is there.
+    pub membership: Membership,
 }
 
 /// Messages of the scheduler actor.
@@ -89,6 +92,8 @@ pub enum SchedulerMsg {
     Suspend,
     /// It is there: what ran is run again and goes on.
     Resume(Box<Pipeline>),
+    /// Others remember its requests from now on.
+    Members(Vec<NodeId>),
     /// Called if no request is open; else dropped.
     IfIdle(Box<dyn FnOnce() + Send>),
     /// The instance broke: every request ends with this reason.
@@ -112,6 +117,7 @@ impl std::fmt::Debug for SchedulerMsg {
             Self::StoreAgain(_) => "StoreAgain",
             Self::Suspend => "Suspend",
             Self::Resume(_) => "Resume",
+            Self::Members(_) => "Members",
             Self::IfIdle(_) => "IfIdle",
             Self::Broken(_) => "Broken",
             Self::Tick => "Tick",
@@ -144,8 +150,11 @@ fn send_chunk(reply: Replier<Generate>, chunk: Chunk) {
 }
 
 impl SchedulerState {
-    fn others(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.arguments.pipeline.members.iter().copied().filter(|member| *member != self.arguments.node)
+    /// The other members that are there.
+    fn others(&self) -> Vec<NodeId> {
+        let view = self.arguments.membership.view();
+        let other = |member: &NodeId| *member != self.arguments.node && view.is_present(*member);
+        self.arguments.pipeline.members.iter().copied().filter(other).collect()
     }
 
     fn submit(&mut self, request: GenerateRequest, reply: Option<Replier<Generate>>) {
@@ -243,10 +252,15 @@ impl SchedulerState {
         let (instance, term) = (self.arguments.instance, self.arguments.term);
         let calls: Vec<_> = self
             .others()
+            .into_iter()
             .map(|member| {
                 let remote = self.arguments.services.remote::<Journal>(member);
                 let store = JournalRequest::Store { instance, term, entry: Box::new(entry.clone()) };
-                Box::pin(async move { matches!(remote.call(store, JOURNAL_TIMEOUT).await, Ok(Ok(_))).then_some(()).ok_or(()) })
+                let membership = self.arguments.membership.clone();
+                Box::pin(async move {
+                    let stored = membership.while_present(member, remote.call(store, JOURNAL_TIMEOUT)).await;
+                    matches!(stored, Some(Ok(Ok(_)))).then_some(()).ok_or(())
+                })
             })
             .collect();
         if calls.is_empty() {
@@ -300,6 +314,7 @@ impl SchedulerState {
     /// goes on, or because they will be asked again.
     fn may_be_stored_later(&mut self, request: RequestId) -> bool {
         let Some((_, tries)) = self.requests.get_mut(&request) else { return false };
+        // Those who could not may be gone by now: then the next try finds out that nobody is needed.
         if self.suspended || self.journaled.contains(&request) {
             // Every request is stored again when the pipeline stands.
             return true;
@@ -515,6 +530,10 @@ impl Actor for SchedulerActor {
             SchedulerMsg::StoreAgain(request) => state.store(request),
             SchedulerMsg::Suspend => state.suspended = true,
             SchedulerMsg::Resume(pipeline) => state.resume(*pipeline),
+            SchedulerMsg::Members(members) => {
+                state.arguments.pipeline.members = members;
+                state.store_all();
+            }
             SchedulerMsg::IfIdle(call) if state.requests.is_empty() => call(),
             SchedulerMsg::IfIdle(_) => {}
             SchedulerMsg::Broken(reason) => state.break_off(reason),

@@ -18,6 +18,7 @@ use shoal_transport::provider::Expected;
 use super::links::{LINK_TIMEOUT, TensorLinks};
 use super::machine::StageMachine;
 use super::message::KIND_STEP;
+use super::paid::Paid;
 use super::pipes::StageEvent;
 use super::service::{LinkStage, StageKey};
 use crate::env::{Clock, Compute};
@@ -32,6 +33,7 @@ pub(super) struct DeviceArguments {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) compute: Arc<dyn Compute>,
     pub(super) links: TensorLinks,
+    pub(super) paid: Paid,
     pub(super) path: PathBuf,
     pub(super) spec: StageSpec,
     pub(super) options: StageOptions,
@@ -122,9 +124,12 @@ fn split(mut arguments: DeviceArguments) -> (DeviceArguments, Events) {
 }
 
 fn drive(arguments: DeviceArguments, events: &Events) -> Result<(), String> {
-    let DeviceArguments { clock, compute, links, path, spec, options, sequences_max, first, control, stop, .. } = arguments;
+    let DeviceArguments { clock, compute, links, paid, path, spec, options, sequences_max, first, control, stop, .. } = arguments;
     let begun = clock.now();
+    let model = compute.model_card(&path).map_err(|error| error.to_string())?;
+    paid.covers(&model, &spec.layers, options.rows_max)?;
     let stage = compute.load(&path, &spec, &options).map_err(|error| error.to_string())?;
+    paid.holds(stage.weight_bytes())?;
     let (pages, _) = stage.pages();
     events(StageEvent::Loaded {
         hidden: stage.hidden(),

@@ -5,6 +5,7 @@ mod device;
 pub mod links;
 pub mod machine;
 pub mod message;
+mod paid;
 pub mod pipes;
 pub mod port;
 mod reach;

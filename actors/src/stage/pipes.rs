@@ -13,6 +13,7 @@ pub use shoal_transport::provider::{Endpoint, Ticket};
 
 use super::device::{self, Control, DeviceArguments, Seat, Stop};
 use super::links::TensorLinks;
+pub use super::paid::Paid;
 use super::port::{Port, PortPlan, PortSender};
 use super::service::{LinkStage, StageKey};
 use crate::env::{BoxFuture, Env};
@@ -39,6 +40,8 @@ pub trait Pipes: Send + Sync + fmt::Debug + 'static {
 pub struct StageJob {
     /// Its first place.
     pub place: Place,
+    /// What its leases pay for. It has to be checked against the model's file before anything is loaded, and against what was.
+    pub paid: Paid,
     /// The model's file.
     pub path: PathBuf,
     /// Its layers.
@@ -166,7 +169,7 @@ impl ThreadPipes {
 
 impl Pipes for ThreadPipes {
     fn stage(&self, job: StageJob) -> Result<RunningStage, String> {
-        let StageJob { place, path, spec, options, sequences_max, events } = job;
+        let StageJob { place, paid, path, spec, options, sequences_max, events } = job;
         let (door, first) = open(&self.links, place, 0)?;
         let (control, told) = mpsc::channel();
         let stop = Arc::new(Stop::default());
@@ -174,6 +177,7 @@ impl Pipes for ThreadPipes {
             clock: Arc::clone(&self.env.clock),
             compute: Arc::clone(&self.env.compute),
             links: self.links.clone(),
+            paid,
             path,
             spec,
             options,

@@ -11,12 +11,13 @@ use std::time::Duration;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use shoal_engine::stage::{StageOptions, StageSpec};
 
+use super::paid::Paid;
 use super::pipes::{Pipes, Place, RunningStage, StageEvent, StageJob};
 use super::service::{LoadStage, LoadedStage, StageKey, StageNotice, StageNotices, StageRefusal, StageReply, StageRequest, Stages};
 use crate::countdown::Countdown;
 use crate::env::Env;
 use crate::ids::{LeaseId, NodeId};
-use crate::lease::{LeaseInfo, LeaseUse, Purpose};
+use crate::lease::{LeaseInfo, LeaseUse};
 use crate::service::{Inbound, Replier, Services};
 
 /// Rows of a step that a node lets a conductor ask for.
@@ -185,19 +186,11 @@ impl WorkersState {
                 load.rows_max, load.sequences_max, load.slot_bytes
             ));
         }
-        let mut weights = 0;
-        let mut kv = 0;
-        for lease in &load.leases {
-            let info = (self.arguments.leases)(key.term.node, lease)?;
-            match info.purpose {
-                Purpose::Weights => weights += info.bytes,
-                Purpose::Kv => kv += info.bytes,
-                _ => {}
-            }
-        }
-        if weights == 0 || kv < load.kv_bytes {
-            return Err(format!("leases of {weights} bytes for weights and {kv} bytes for keys and values do not pay for the stage"));
-        }
+        let in_use = |lease| {
+            let uses = |held: &Held| held.load.leases.iter().any(|used| used.lease == lease);
+            self.stages.iter().any(|(other, held)| Some(*other) != standing && uses(held))
+        };
+        let paid = Paid::by(&load, |right| (self.arguments.leases)(key.term.node, right), in_use)?;
         let place = Place { key, from: load.from, slot_bytes: load.slot_bytes };
         if let Some(old) = standing {
             return self.moved(old, load, place).map(Some);
@@ -210,6 +203,7 @@ impl WorkersState {
         let number = self.last_number;
         let stage = self.arguments.pipes.stage(StageJob {
             place,
+            paid,
             path,
             spec: StageSpec { layers: load.layers.clone() },
             options: StageOptions {

@@ -96,7 +96,10 @@ impl SimPipes {
 
     async fn drive(&self, job: StageJob, first: Seat, control: &Control, events: &Events) -> Result<(), String> {
         let begun = self.env.clock.now();
+        let model = self.compute.model_card(&job.path).map_err(|error| error.to_string())?;
+        job.paid.covers(&model, &job.spec.layers, job.options.rows_max)?;
         let stage = self.compute.load(&job.path, &job.spec, &job.options).map_err(|error| error.to_string())?;
+        job.paid.holds(stage.weight_bytes())?;
         let bytes = stage.weight_bytes() + job.options.kv_bytes;
         let loaded = LoadedStage { layers: job.spec.layers.clone(), bytes };
         let mut in_memory = InMemory::new(&self.loaded, first.key, loaded);

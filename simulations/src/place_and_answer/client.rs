@@ -10,7 +10,7 @@ use shoal_actors::conductor::instance::InstanceState;
 use shoal_actors::conductor::journal;
 use shoal_actors::env::TextModel;
 use shoal_actors::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
-use shoal_actors::node::{GenerateError, Generation, Piece, Reach, locate};
+use shoal_actors::node::{GenerateError, Generation, Piece, Reach};
 use shoal_actors::plan::{Goal, LinkMatrix, PlanRequest, plan};
 use shoal_actors::request::{GenerateRequest, Prompt};
 
@@ -183,6 +183,7 @@ impl Client {
         };
         let open = OpenRequest { number: node.number, life: self.life.life, since: self.stage.cluster.world.now() };
         lock(&self.stage.served).open.insert(id, open);
+        self.note(format!("asks {instance:?} for {id:?}"));
         let heard = Mutex::new(Vec::new());
         let result = {
             let reading = Box::pin(self.read(conductor, request, &heard));
@@ -220,7 +221,7 @@ impl Client {
 
     fn reach(&self) -> Reach {
         let node = &self.life.node;
-        Reach { services: node.services.clone(), clock: Arc::clone(&node.env.clock), locate: locate(node.membership.clone()) }
+        Reach { services: node.services.clone(), clock: Arc::clone(&node.env.clock), membership: node.membership.clone() }
     }
 
     async fn read(&self, conductor: NodeId, request: GenerateRequest, heard: &Mutex<Vec<u32>>) -> Result<(), GenerateError> {

@@ -36,10 +36,10 @@ const CALM: Duration = Duration::from_secs(5);
 /// How long the nodes may take to agree after the last fault.
 const AGREE_WITHIN: Duration = Duration::from_secs(45);
 /// How long after that each node has to get a whole answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+const ANSWER_WITHIN: Duration = Duration::from_secs(45);
 /// How long a request may take, whatever happens: it waits for memory, for stages that load, and for words that never
 /// come, each of which has its limit.
-const REQUEST_WITHIN: Duration = Duration::from_secs(90);
+const REQUEST_WITHIN: Duration = Duration::from_secs(75);
 /// How long owners may take to notice that nobody wants their memory.
 const BACK_WITHIN: Duration = Duration::from_secs(timing::TTL.as_secs() + timing::SWEEP.as_secs() + 5);
 

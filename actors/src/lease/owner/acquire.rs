@@ -45,7 +45,7 @@ impl Owner {
         if self.leases.contains_key(&spec.id) {
             return self.acquire_again(now, from, &spec).map(Some);
         }
-        if let Some(reason) = self.ended.get(spec.id) {
+        if let Some((reason, _)) = self.ended.get(spec.id) {
             return Err(LeaseError::Ended { lease: spec.id, reason: reason.clone() });
         }
         if let Some(waiting) = self.waiting.iter_mut().find(|w| w.spec.id == spec.id) {

@@ -2,24 +2,25 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::ids::LeaseId;
+use crate::ids::{InstanceId, LeaseId};
 use crate::lease::timing;
 use crate::lease::types::EndReason;
 
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    reasons: BTreeMap<LeaseId, EndReason>,
+    /// Why each ended, and of which instance it was.
+    reasons: BTreeMap<LeaseId, (EndReason, Option<InstanceId>)>,
     order: VecDeque<LeaseId>,
 }
 
 impl Ended {
-    pub(super) fn get(&self, lease: LeaseId) -> Option<&EndReason> {
+    pub(super) fn get(&self, lease: LeaseId) -> Option<&(EndReason, Option<InstanceId>)> {
         self.reasons.get(&lease)
     }
 
     /// Remembers a lease; the one that ended first is forgotten when there are too many.
-    pub(super) fn insert(&mut self, lease: LeaseId, reason: EndReason) {
-        if self.reasons.insert(lease, reason).is_some() {
+    pub(super) fn insert(&mut self, lease: LeaseId, reason: EndReason, of: Option<InstanceId>) {
+        if self.reasons.insert(lease, (reason, of)).is_some() {
             return;
         }
         self.order.push_back(lease);
@@ -40,12 +41,12 @@ mod tests {
         let mut ended = Ended::default();
         let many = timing::ENDED_MAX as u128 + 10;
         for id in 0..many {
-            ended.insert(LeaseId(id), EndReason::Released);
-            ended.insert(LeaseId(id), EndReason::Expired);
+            ended.insert(LeaseId(id), EndReason::Released, None);
+            ended.insert(LeaseId(id), EndReason::Expired, None);
         }
         assert_eq!(ended.reasons.len(), timing::ENDED_MAX);
         assert_eq!(ended.order.len(), timing::ENDED_MAX);
         assert_eq!(ended.get(LeaseId(9)), None);
-        assert_eq!(ended.get(LeaseId(10)), Some(&EndReason::Expired));
+        assert_eq!(ended.get(LeaseId(10)), Some(&(EndReason::Expired, None)));
     }
 }

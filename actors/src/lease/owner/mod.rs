@@ -255,10 +255,11 @@ impl Owner {
     /// The record of `lease`, if `from` shows the right to act on it.
     fn authorised(&self, from: NodeId, lease: LeaseId, token: LeaseToken, term: Term) -> Result<&Record, LeaseError> {
         let Some(record) = self.leases.get(&lease) else {
-            return Err(match self.ended.get(lease) {
-                Some(reason) => LeaseError::Ended { lease, reason: reason.clone() },
-                None => LeaseError::UnknownLease { lease },
-            });
+            let Some((reason, of)) = self.ended.get(lease) else { return Err(LeaseError::UnknownLease { lease }) };
+            if let Some(instance) = of {
+                self.terms.current(*instance, term)?;
+            }
+            return Err(LeaseError::Ended { lease, reason: reason.clone() });
         };
         // Before the token, which a claim has changed: a conductor that was superseded shall hear just that.
         if let Some(instance) = record.instance() {
@@ -314,7 +315,7 @@ impl Owner {
             // The request may still be on its way: it must find the door closed.
             None => {
                 self.forget_waiting(from, lease, out);
-                self.ended.insert(lease, EndReason::Released);
+                self.ended.insert(lease, EndReason::Released, None);
             }
         }
         Ok(())
@@ -414,7 +415,11 @@ impl Owner {
         if let Some(Record { spec, state: State::Fenced { reason }, .. }) = self.leases.remove(&lease) {
             self.used -= spec.bytes;
             self.fenced -= spec.bytes;
-            self.ended.insert(lease, reason);
+            let of = match spec.beneficiary {
+                Beneficiary::Instance(instance) => Some(instance),
+                Beneficiary::User(_) => None,
+            };
+            self.ended.insert(lease, reason, of);
         }
     }
 
