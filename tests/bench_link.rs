@@ -52,6 +52,7 @@ fn two_processes_of_this_machine_are_measured() {
 #[test]
 fn links_between_two_nodes_are_measured() {
     let root = tempfile::tempdir().expect("a folder");
+    common::models_folder(root.path());
     let key = String::from_utf8(shoal().args(["key", "new"]).output().expect("runs").stdout).expect("text");
     let start = |name: &str, peer: Option<&NodeProcess>| {
         let mut command = up(root.path(), name);

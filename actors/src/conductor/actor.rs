@@ -315,7 +315,7 @@ impl ConductorState {
                 let now = self.arguments.ground.env.clock.now();
                 self.relapses = if placed { (None, 0) } else { (Some(now), self.relapses.1 + 1) };
                 self.forked();
-                self.watch(&order.plan);
+                self.watch(&order);
                 self.arguments.order = order;
                 self.run(assembled).await;
             }
@@ -383,16 +383,18 @@ impl ConductorState {
     /// Whoever is gone is no member any more, and others take their places where there are fewer than three.
     fn renew_members(&mut self, view: &ClusterView) {
         let Some(scheduler) = self.scheduler.as_ref().filter(|_| !self.assembling && self.broken.is_none()) else { return };
-        let order = &mut self.arguments.order;
+        let order = &self.arguments.order;
         let holders: Vec<NodeId> = order.plan.nodes().collect();
         let there = order.members.iter().copied().chain(std::iter::once(self.arguments.ground.node)).filter(|node| view.is_present(*node));
         let members = journal::members(&holders, there.chain(view.alive().map(|(node, _)| node)));
         if members == order.members {
             return;
         }
-        order.members = members;
+        let order = Order { members, ..order.clone() };
         let _ = scheduler.cast(SchedulerMsg::Members(order.members.clone()));
-        let (ground, order) = (self.arguments.ground.clone(), order.clone());
+        self.watch(&order);
+        self.arguments.order = order.clone();
+        let ground = self.arguments.ground.clone();
         let tell = async move {
             tell_owners(&ground, &order).await;
             describe(&ground, &order).await;
@@ -420,10 +422,10 @@ impl ConductorState {
         self.end().await;
     }
 
-    /// Watches who holds stages now, and nobody else.
-    fn watch(&self, plan: &Plan) {
+    /// Watches who is of the instance in `order`, and nobody else.
+    fn watch(&self, order: &Order) {
         let membership = &self.arguments.ground.membership;
-        let (old, new) = (self.arguments.order.plan.nodes().collect::<BTreeSet<_>>(), plan.nodes().collect::<BTreeSet<_>>());
+        let (old, new) = (watched(&self.arguments.order), watched(order));
         new.difference(&old).for_each(|node| membership.watch_closely(*node));
         old.difference(&new).for_each(|node| membership.unwatch(*node));
     }
@@ -482,7 +484,7 @@ impl ConductorState {
             let _ = ground.services.remote::<Journal>(*member).cast(forget);
         }
         take_down(ground, order, &self.leases).await;
-        for node in order.plan.nodes().collect::<BTreeSet<_>>() {
+        for node in watched(order) {
             ground.membership.unwatch(node);
         }
         (self.arguments.state)(InstanceState::Failed(reason), None);
@@ -499,6 +501,11 @@ impl ConductorState {
         };
         self.arguments.ground.env.spawner.task("conductor", Box::pin(stop));
     }
+}
+
+/// Who holds stages of an instance, or remembers its requests: their death has to be known in about a second.
+fn watched(order: &Order) -> BTreeSet<NodeId> {
+    order.plan.nodes().chain(order.members.iter().copied()).collect()
 }
 
 /// The other instances of the same model that answer, with their conductors.
@@ -522,7 +529,7 @@ impl Actor for Conductor {
     type Arguments = ConductorArguments;
 
     async fn pre_start(&self, me: ActorRef<ConductorMsg>, arguments: ConductorArguments) -> Result<ConductorState, ActorProcessingErr> {
-        for node in arguments.order.plan.nodes().collect::<BTreeSet<_>>() {
+        for node in watched(&arguments.order) {
             arguments.ground.membership.watch_closely(node);
         }
         let mut arguments = arguments;

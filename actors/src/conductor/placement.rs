@@ -95,6 +95,8 @@ pub enum PlacementRequest {
     },
     /// Take an instance down. Answered when its memory is given back.
     Unload(InstanceId),
+    /// Say whether the node conducts an instance, and it is not being taken down.
+    Has(InstanceId),
 }
 
 /// A placing node's answer.
@@ -269,6 +271,12 @@ impl PlacementState {
                 // If the conductor has stopped, dropping the answer tells the caller.
                 let _ = held.conductor.cast(ConductorMsg::Unload(done));
             }
+            PlacementRequest::Has(instance) => {
+                let stays = |held: &Held| !matches!(held.summary.state, InstanceState::Stopping(_) | InstanceState::Failed(_));
+                let has = self.instances.get(instance).is_some_and(stays);
+                let answer = if has { PlacementReply::Done } else { PlacementReply::NoInstance };
+                call.reply.into_iter().for_each(|way| way.reply(Ok(answer.clone())));
+            }
             PlacementRequest::Load { model, .. } | PlacementRequest::Plan { model, .. } => self.prepare(model.clone(), call),
         }
     }
@@ -310,7 +318,7 @@ impl PlacementState {
                     Err(error) => refuse(call, error.to_string()),
                 };
             }
-            PlacementRequest::Unload(_) => return,
+            PlacementRequest::Unload(_) | PlacementRequest::Has(_) => return,
         };
         // What is there, or will be, comes before any plan: the memory for another one may be taken by it.
         let will_do = |held: &&mut Held| held.summary.sha256 == model.sha256 && reuse.allows(&held.summary, &goal);

@@ -47,7 +47,7 @@ use crate::membership::{ClusterView, Membership};
 use crate::network::NetworkHandle;
 use crate::plan::{Goal, Plan};
 use crate::request::{ChatMessage, GenerateRequest, Prompt};
-use crate::scheduler::{Generate, GenerateCall, GenerateRefusal};
+use crate::scheduler::GenerateRefusal;
 use crate::service::{Remote, ServeError, Service, Services};
 use crate::stage::WorkersMsg;
 use crate::stage::links::TensorLinks;
@@ -383,12 +383,11 @@ impl Node {
         self.place_ready(model, &found, goal, reuse).await
     }
 
-    /// Whether the conductor that announced an instance still has it: whatever it answers to a message about a request that never was.
+    /// Whether the conductor that announced an instance still has it.
     async fn is_there(&self, instance: &InstanceSummary) -> bool {
-        let request = RequestId::random(&*self.0.env.rng);
-        let call = GenerateCall::Cancel { instance: instance.instance, request };
-        let answer = self.remote::<Generate>(instance.term.node).call(call, PRESENCE_TIMEOUT).await;
-        answer.is_ok_and(|answer| !matches!(answer, Err(GenerateRefusal::UnknownInstance(_))))
+        let request = PlacementRequest::Has(instance.instance);
+        let answer = self.remote::<Placement>(instance.term.node).call(request, PRESENCE_TIMEOUT).await;
+        matches!(answer, Ok(Ok(PlacementReply::Done)))
     }
 
     /// Takes a placed model down. Resolves when its stages are dropped and its leases released; their owners lend the memory again as

@@ -197,13 +197,13 @@ mod tests {
 
     #[test]
     fn a_spare_node_takes_what_is_lost_and_the_rest_stays() {
-        let cards: Vec<NodeCard> = (1..=3).map(|n| card(n, n as u128, 60 * MB, 10e9, 100e9)).collect();
+        let cards: Vec<NodeCard> = (1..=3).map(|n| card(n, n as u128, 75 * MB, 10e9, 100e9)).collect();
         let plan = broken(&cards);
         let gone = plan.stages[1].node;
         let mut now = left(&cards, &plan, &[gone]);
         // Slow and fast, each with room.
-        now.push(card(8, 8, 60 * MB, 1e9, 10e9));
-        now.push(card(9, 9, 60 * MB, 20e9, 200e9));
+        now.push(card(8, 8, 75 * MB, 1e9, 10e9));
+        now.push(card(9, 9, 75 * MB, 20e9, 200e9));
         let repaired = again(&now, &plan, &[1], &Goal::default()).expect("fits");
         assert_eq!(repaired.kept, [Some(0), None, Some(2)]);
         assert_eq!((repaired.plan.stages[1].node, &repaired.plan.stages[1].layers), (id(9), &plan.stages[1].layers));

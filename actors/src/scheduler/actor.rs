@@ -162,7 +162,10 @@ impl SchedulerState {
         if let Some(prompt_tokens) = self.answers.prompt_tokens(id) {
             // The same id is the same request.
             match reply {
-                Some(reply) if self.journaled.contains(&id) => reply.reply(Ok(GenerateReply::Accepted { prompt_tokens })),
+                // It was accepted before, or has even ended by now.
+                Some(reply) if self.journaled.contains(&id) || !self.requests.contains_key(&id) => {
+                    reply.reply(Ok(GenerateReply::Accepted { prompt_tokens }));
+                }
                 Some(reply) => self.accepting.push((id, reply)),
                 None => {}
             }
