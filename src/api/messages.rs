@@ -87,12 +87,12 @@ fn message(place: &str, value: Value) -> Result<ChatMessage, ApiError> {
         _ => drop(given.string("name")?.map(|name| extra.insert("name".to_owned(), name.into()))),
     }
     if role == "assistant" {
-        if let Some(refusal) = given.string("refusal")? {
-            if content.replace(refusal).is_some() {
-                let name = given.at("refusal");
-                let message = format!("`{name}` cannot be beside `content`; give what the assistant said in one of them");
-                return Err(ApiError::parameter(name, message));
-            }
+        if let Some(refusal) = given.string("refusal")?
+            && content.replace(refusal).is_some()
+        {
+            let name = given.at("refusal");
+            let message = format!("`{name}` cannot be beside `content`; give what the assistant said in one of them");
+            return Err(ApiError::parameter(name, message));
         }
         if given.take("audio").is_some() {
             let name = given.at("audio");
