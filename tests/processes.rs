@@ -165,6 +165,7 @@ fn stream_through_a_death(api: &str, victim: &mut NodeProcess) -> (common::Strea
 }
 
 /// Kills the conductor of a model, or a holder of a stage that is not the conductor, in the midst of an answer.
+#[allow(clippy::print_stdout)]
 fn dies(conductor_dies: bool) {
     let root = tempfile::tempdir().expect("a folder");
     models_folder(root.path());

@@ -15,7 +15,7 @@
 //! * [`access`]: which lease may touch which bytes of a slab, and the fence that must hold before they are lent again.
 //! * [`remote`]: `put` and `get` into leased memory of a peer, checked by its access table.
 //! * [`region`]: page-aligned memory, carved into slots.
-//! * [`bench`]: how fast a link is.
+//! * [`mod@bench`]: how fast a link is.
 //!
 //! Everything here blocks with a deadline and is meant for threads of its own; no call needs an async executor. Time
 //! and threads come from the caller as [`Effects`].

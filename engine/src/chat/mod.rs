@@ -5,7 +5,7 @@
 //! `raise_exception`, `strftime_now`, and blocks that leave no blank lines behind.
 //!
 //! A template comes from a model file, so it is not trusted: it sees nothing but the conversation, and what it can use of
-//! memory and time is bounded ([`limits`]) whatever it does.
+//! memory and time is bounded (`limits.rs`) whatever it does.
 
 mod date;
 mod error;

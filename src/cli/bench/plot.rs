@@ -90,7 +90,7 @@ type Figure<'a> = &'a dyn Fn(&LinkBenchRow) -> f64;
 
 fn panel(out: &mut String, left: f64, title: &str, rows: &[LinkBenchRow], providers: &[&str], figures: &[(Figure<'_>, &str)]) {
     let across = Axis::over(rows.iter().map(|row| f64::from(row.bytes)), 4.0);
-    let up = Axis::over(figures.iter().flat_map(|(figure, _)| rows.iter().map(move |row| figure(row))), 10.0);
+    let up = Axis::over(figures.iter().flat_map(|(figure, _)| rows.iter().map(figure)), 10.0);
     let x = |bytes: f64| left + across.place(bytes) * PANEL_WIDTH;
     let y = |value: f64| TOP + (1.0 - up.place(value)) * PANEL_HEIGHT;
     let (bottom, right) = (TOP + PANEL_HEIGHT, left + PANEL_WIDTH);
