@@ -89,7 +89,9 @@ mod here {
                 self.native.give_up();
                 return Ok(());
             };
-            let head = self.head(0, 0);
+            // Who believes that the lease is longer than it is gets none: a window may begin a generation, and what reaches outside
+            // must not.
+            let head = self.head(self.lease.bytes, 0);
             match self.ask(WINDOW, &head, &[&waiting.meeting().encode()], deadline) {
                 Ok(HANDED) => {}
                 Ok(DONE) => {

@@ -118,7 +118,7 @@ impl RegionServer {
                 _ => return Err(misbehaved("a notice that cannot be read")),
             },
             WINDOW if head.bytes == 0 => {
-                let opening = Operation { offset: 0, ..operation(None, 0) };
+                let opening = operation(None, 0);
                 match super::native::hand_over(&self.table, self.here, opening, head.generation, body) {
                     Some(outcome) => outcome.map(|kind| (kind, 0)).map_err(Denial::from),
                     None => return Err(misbehaved("a place for a window that cannot be read")),

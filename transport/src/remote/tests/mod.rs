@@ -456,7 +456,7 @@ fn play(world: &World, acts: &[Act]) -> Vec<String> {
     let (near, far) = world.link();
     let (sender, notices) = notices();
     let server = world.server(far, HOLDER).with_notices(sender);
-    let nobody = RegionLease { handle: Handle(0), bytes: 9000, term: TermTag::default(), generation: 0 };
+    let nobody = RegionLease { handle: Handle(0), bytes: 8500, term: TermTag::default(), generation: 0 };
     let mut region = world.region(near, nobody);
     let mut leases = [nobody; 3];
     let soon = world.soon();
