@@ -291,6 +291,8 @@ impl SchedulerState {
 
     fn journaled(&mut self, request: RequestId, stored: bool) {
         let Some(prompt_tokens) = self.answers.prompt_tokens(request) else { return };
+        // One that has ended meanwhile needs nobody to remember it: all of its answer is here.
+        let stored = stored || !self.requests.contains_key(&request);
         if stored && self.requests.contains_key(&request) {
             self.journaled.insert(request);
         }
