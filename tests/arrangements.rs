@@ -89,7 +89,15 @@ async fn answers(models: &Path, model: &str, count: u32) -> Vec<Vec<u32>> {
         let (one, two) = tokio::join!(answer(node, model, prompt, &greedy, count), answer(node, model, prompt, &seeded, count));
         all.extend([one, two]);
     }
-    let instances = nodes[0].instances();
+    // What a node conducts comes to its card a moment later.
+    let mut instances = nodes[0].instances();
+    for _ in 0..500 {
+        if !instances.is_empty() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        instances = nodes[0].instances();
+    }
     assert_eq!(instances.len(), 1, "one copy serves all: {instances:?}");
     let holders: std::collections::BTreeSet<_> = instances[0].stages.iter().map(|stage| stage.node).collect();
     assert_eq!(holders.len(), count as usize, "each node holds a stage: {:?}", instances[0].stages);
