@@ -10,12 +10,14 @@
 //! * nothing is buffered without bound: a sender waits for a peer that does not receive.
 
 mod gate;
+mod vitals;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use gate::Gate;
+pub(crate) use vitals::Vitals;
 
 use crate::env::Instant;
 use crate::provider::ProviderKind;

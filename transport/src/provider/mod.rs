@@ -7,6 +7,7 @@
 
 mod expected;
 mod handshake;
+mod links;
 pub mod memory;
 #[cfg(target_os = "linux")]
 pub mod shm;

@@ -10,16 +10,17 @@
 use std::fmt;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::bell::{Bell, Woken};
 use super::ring::{Reader, Scribbled, Writer};
 use super::segment::Segment;
 use crate::env::{Clock, Instant};
-use crate::link::{CloseReason, Gate, Link, LinkHealth, RecvError, SendError, lock, nap};
+use crate::link::{CloseReason, Gate, Link, LinkHealth, RecvError, SendError, Vitals, nap};
 use crate::provider::ProviderKind;
+use crate::provider::links::Living;
 
 const PREFIX_BYTES: usize = 8;
 const STAMP_BYTES: usize = 8;
@@ -133,14 +134,9 @@ pub(super) struct ShmLink {
     send_max: usize,
     writer: Gate<Sending>,
     reader: Gate<Receiving>,
-    ended: Mutex<Option<CloseReason>>,
-    is_ended: AtomicBool,
+    vitals: Vitals,
     /// The thread that receives is to return early.
     called_off: AtomicBool,
-    sent: AtomicU64,
-    received: AtomicU64,
-    heard: AtomicU64,
-    rtt: AtomicU64,
 }
 
 /// What a link is made of.
@@ -179,30 +175,16 @@ impl ShmLink {
             send_max,
             writer: Gate::new(Sending { ring: Writer::new(Arc::clone(&segment), lane), patience: Patience::new() }),
             reader: Gate::new(Receiving { ring: Reader::new(segment, 1 - lane), patience: Patience::new(), quiet_since: None, unheard: 0 }),
-            ended: Mutex::new(None),
-            is_ended: AtomicBool::new(false),
             called_off: AtomicBool::new(false),
-            sent: AtomicU64::new(0),
-            received: AtomicU64::new(0),
-            heard: AtomicU64::new(clock.now().as_nanos()),
-            rtt: AtomicU64::new(0),
+            vitals: Vitals::new(clock.now()),
             clock,
         }))
-    }
-
-    /// Whether the link has ended.
-    pub(super) fn has_ended(&self) -> bool {
-        self.is_ended.load(Ordering::Acquire)
-    }
-
-    fn reason(&self) -> CloseReason {
-        lock(&self.ended).clone().unwrap_or(CloseReason::Peer)
     }
 
     /// Ends the link and gives the reason that stands, which may be an earlier one.
     fn end(&self, reason: CloseReason) -> CloseReason {
         self.close(reason);
-        self.reason()
+        self.vitals.reason()
     }
 
     fn misbehaved(&self, what: String) -> CloseReason {
@@ -228,7 +210,7 @@ impl ShmLink {
 
     /// Sends a keep-alive unless somebody is sending anyway, which serves as well. Never waits.
     pub(super) fn ping(&self) {
-        if !self.has_ended() {
+        if !self.vitals.has_ended() {
             self.note(PING, self.clock.now().as_nanos());
         }
     }
@@ -256,8 +238,8 @@ impl ShmLink {
         let Sending { ring: writer, patience } = sending;
         let mut wait = Wait::default();
         loop {
-            if self.has_ended() {
-                return Err(self.reason().into());
+            if self.vitals.has_ended() {
+                return Err(self.vitals.reason().into());
             }
             if writer.has_room(bytes).map_err(|odd| self.scribbled(odd))? {
                 patience.over(&wait, &*self.clock);
@@ -323,7 +305,7 @@ impl ShmLink {
             }
         }
         self.show(&mut sending.ring);
-        self.sent.fetch_add(u64::from(length), Ordering::Relaxed);
+        self.vitals.sent(bytes);
         Ok(())
     }
 
@@ -339,7 +321,7 @@ impl ShmLink {
         let before = receiving.ring.known();
         loop {
             // What the peer wrote before it went is still to be had, so whether it went is looked at first.
-            let ended = self.has_ended();
+            let ended = self.vitals.has_ended();
             let ready = receiving.ring.ready().map_err(|odd| self.scribbled(odd))?;
             if ready > before || ready >= bytes {
                 receiving.quiet_since = None;
@@ -349,7 +331,7 @@ impl ShmLink {
                 return Ok(ready);
             }
             if ended {
-                return Err(self.reason().into());
+                return Err(self.vitals.reason().into());
             }
             if receiving.patience.spin(&mut wait) {
                 continue;
@@ -382,7 +364,7 @@ impl ShmLink {
     fn note_heard(&self, receiving: &mut Receiving, now: Option<Instant>) {
         if receiving.unheard > 0 {
             receiving.unheard = 0;
-            self.heard.store(now.unwrap_or_else(|| self.clock.now()).as_nanos(), Ordering::Relaxed);
+            self.vitals.heard(now.unwrap_or_else(|| self.clock.now()));
         }
     }
 
@@ -425,11 +407,13 @@ impl ShmLink {
             self.note(PONG, stamp);
             return;
         }
-        let now = self.clock.now().as_nanos();
-        let Some(sample) = now.checked_sub(stamp).filter(|sample| *sample > 0) else { return };
-        let before = self.rtt.load(Ordering::Relaxed);
-        let smoothed = if before == 0 { sample } else { before - before / 8 + sample / 8 };
-        self.rtt.store(smoothed.max(1), Ordering::Relaxed);
+        self.vitals.echoed(self.clock.now(), stamp);
+    }
+}
+
+impl Living for ShmLink {
+    fn has_ended(&self) -> bool {
+        self.vitals.has_ended()
     }
 }
 
@@ -466,9 +450,9 @@ impl Link for ShmLink {
     fn recv(&self, buffer: &mut [u8], deadline: Instant) -> Result<usize, RecvError> {
         let Some(mut receiving) = self.reader.enter(&*self.clock, deadline) else { return Err(RecvError::Deadline) };
         let receiving = &mut *receiving;
-        if self.has_ended() {
+        if self.vitals.has_ended() {
             // What arrived before the peer went is still to be had; after any other end the stream means nothing.
-            let reason = self.reason();
+            let reason = self.vitals.reason();
             if reason != CloseReason::Peer {
                 return Err(reason.into());
             }
@@ -490,7 +474,7 @@ impl Link for ShmLink {
                         return Err(self.misbehaved(what).into());
                     }
                     self.read_body(receiving, &mut buffer[..bytes])?;
-                    self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+                    self.vitals.received(bytes);
                     return Ok(bytes);
                 }
                 (kind @ (PING | PONG), true) if bytes == STAMP_BYTES => {
@@ -507,19 +491,11 @@ impl Link for ShmLink {
     }
 
     fn health(&self) -> LinkHealth {
-        let rtt = self.rtt.load(Ordering::Relaxed);
-        LinkHealth {
-            rtt: (rtt > 0).then(|| Duration::from_nanos(rtt)),
-            sent_bytes: self.sent.load(Ordering::Relaxed),
-            received_bytes: self.received.load(Ordering::Relaxed),
-            last_heard: Instant::from_nanos(self.heard.load(Ordering::Relaxed)),
-            closed: lock(&self.ended).clone(),
-        }
+        self.vitals.health()
     }
 
     fn close(&self, reason: CloseReason) {
-        lock(&self.ended).get_or_insert(reason);
-        self.is_ended.store(true, Ordering::Release);
+        self.vitals.end(reason);
         // Wakes who sleeps on either end. It fails where the peer was faster, which is as good.
         drop(self.anchor.shutdown(Shutdown::Both));
     }
@@ -533,6 +509,6 @@ impl Drop for ShmLink {
 
 impl fmt::Debug for ShmLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShmLink").field("peer", &self.peer).field("ended", &self.has_ended()).finish_non_exhaustive()
+        f.debug_struct("ShmLink").field("peer", &self.peer).field("ended", &self.vitals.has_ended()).finish_non_exhaustive()
     }
 }

@@ -25,9 +25,10 @@ pub(crate) mod window;
 use std::fmt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use super::links::{Links, Living};
 use super::{Capabilities, Desk, DialError, Endpoint, ExpectError, Expected, Provider, ProviderKind, StartError, Ticket};
 use crate::Effects;
 use crate::env::{Instant, Join};
@@ -73,7 +74,7 @@ struct Shared {
     desk: Arc<Desk>,
     door: u128,
     keepalive_interval: Duration,
-    links: Mutex<Vec<Weak<ShmLink>>>,
+    links: Links<ShmLink>,
     newcomers: AtomicUsize,
     stop: AtomicBool,
     stopped: (Mutex<()>, Condvar),
@@ -109,7 +110,7 @@ impl ShmProvider {
             desk,
             door,
             keepalive_interval: options.keepalive_interval.max(Duration::from_millis(1)),
-            links: Mutex::default(),
+            links: Links::default(),
             newcomers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             stopped: Default::default(),
@@ -169,24 +170,17 @@ impl Shared {
 
     /// Notes a link, so that it is kept alive and ends with the provider.
     fn keep(&self, link: &Arc<ShmLink>) {
-        let mut links = lock(&self.links);
-        links.retain(|known| known.upgrade().is_some_and(|known| !known.has_ended()));
-        links.push(Arc::downgrade(link));
-        drop(links);
+        self.links.add(link);
         // Whoever stopped the provider in the meantime has not seen this link.
         if self.is_stopped() {
             link.close(CloseReason::Local);
         }
     }
 
-    fn living(&self) -> Vec<Arc<ShmLink>> {
-        lock(&self.links).iter().filter_map(Weak::upgrade).filter(|link| !link.has_ended()).collect()
-    }
-
     fn keep_alive(&self) {
         let mut waiting = lock(&self.stopped.0);
         while !self.is_stopped() {
-            for link in self.living() {
+            for link in self.links.living() {
                 link.ping();
             }
             waiting = match self.stopped.1.wait_timeout(waiting, self.keepalive_interval) {
@@ -241,7 +235,7 @@ impl Provider for ShmProvider {
         for thread in std::mem::take(&mut *lock(&self.running)) {
             thread.join();
         }
-        for link in self.shared.living() {
+        for link in self.shared.links.living() {
             link.close(CloseReason::Local);
         }
     }

@@ -6,9 +6,9 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use super::addresses;
@@ -17,9 +17,10 @@ use super::seal::{Cipher, Seal};
 use super::terms::{Disagree, Said, Terms, cipher};
 use crate::Effects;
 use crate::env::Instant;
-use crate::link::{LinkOptions, lock};
+use crate::link::LinkOptions;
 use crate::provider::expected::Claim;
 use crate::provider::handshake::{self, CHALLENGE_BYTES, HELLO_BYTES, Offer, PROOF_BYTES};
+use crate::provider::links::Links;
 use crate::provider::{Desk, Ticket};
 
 /// Strangers that are heard at a time.
@@ -30,26 +31,6 @@ const STRANGERS_PER_ADDRESS_MAX: usize = 16;
 
 /// How often the sockets of strangers are looked at while there are any.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-
-/// The provider's living links.
-#[derive(Default)]
-pub(super) struct Links(Mutex<Vec<Weak<TcpLink>>>);
-
-impl Links {
-    pub(super) fn add(&self, link: &Arc<TcpLink>) {
-        lock(&self.0).push(Arc::downgrade(link));
-    }
-
-    /// All that have not ended.
-    pub(super) fn living(&self) -> Vec<Arc<TcpLink>> {
-        let mut links = lock(&self.0);
-        let living: Vec<_> = links.iter().filter_map(Weak::upgrade).filter(|link| !link.has_ended()).collect();
-        if living.len() < links.len() {
-            *links = living.iter().map(Arc::downgrade).collect();
-        }
-        living
-    }
-}
 
 enum Stage {
     Hello,
@@ -95,7 +76,7 @@ enum Outcome {
 pub(super) struct Door {
     pub(super) effects: Effects,
     pub(super) desk: Arc<Desk>,
-    pub(super) links: Arc<Links>,
+    pub(super) links: Arc<Links<TcpLink>>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) incoming: Receiver<(TcpStream, SocketAddr)>,
     pub(super) liveness: Liveness,

@@ -7,8 +7,7 @@
 use std::fmt;
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
@@ -18,8 +17,9 @@ use super::record::{MESSAGE, PIECE_BYTES, PING, PONG, PREFIX_BYTES, Prefix, STAM
 use super::seal::{Seal, TAG_BYTES};
 use super::write::{FLAT_BYTES, Outgoing, TAIL_BYTES, Writer, stretch};
 use crate::env::{Clock, Instant};
-use crate::link::{CloseReason, Gate, Link, LinkHealth, NAP, RecvError, SendError, lock};
+use crate::link::{CloseReason, Gate, Link, LinkHealth, NAP, RecvError, SendError, Vitals};
 use crate::provider::ProviderKind;
+use crate::provider::links::Living;
 
 /// How long a blocked write sleeps before it looks at its deadline.
 const WRITE_NAP: Duration = Duration::from_millis(50);
@@ -53,14 +53,7 @@ pub(super) struct TcpLink {
     send_max: usize,
     writer: Gate<Writer>,
     reader: Gate<Reader>,
-    ended: Mutex<Option<CloseReason>>,
-    /// Set after `ended`, so that the loops need no lock.
-    is_ended: AtomicBool,
-    sent: AtomicU64,
-    received: AtomicU64,
-    heard: AtomicU64,
-    /// Smoothed round trip in nanoseconds; 0 before the first.
-    rtt: AtomicU64,
+    vitals: Vitals,
 }
 
 impl TcpLink {
@@ -95,19 +88,9 @@ impl TcpLink {
             send_max: usize::try_from(send_max).unwrap_or(usize::MAX),
             writer: Gate::new(Writer::new(seals)),
             reader: Gate::new(Reader::new(lanes, usize::try_from(receive_max).unwrap_or(usize::MAX))),
-            ended: Mutex::new(None),
-            is_ended: AtomicBool::new(false),
-            sent: AtomicU64::new(0),
-            received: AtomicU64::new(0),
-            heard: AtomicU64::new(clock.now().as_nanos()),
-            rtt: AtomicU64::new(0),
+            vitals: Vitals::new(clock.now()),
             clock,
         }))
-    }
-
-    /// Whether the link has ended.
-    pub(super) fn has_ended(&self) -> bool {
-        self.is_ended.load(Ordering::Acquire)
     }
 
     #[cfg(test)]
@@ -115,14 +98,10 @@ impl TcpLink {
         &self.rails[rail]
     }
 
-    fn reason(&self) -> CloseReason {
-        lock(&self.ended).clone().unwrap_or(CloseReason::Peer)
-    }
-
     /// Ends the link and gives the reason that stands, which may be an earlier one.
     fn end(&self, reason: CloseReason) -> CloseReason {
         self.close(reason);
-        self.reason()
+        self.vitals.reason()
     }
 
     fn end_by(&self, error: &std::io::Error) -> CloseReason {
@@ -136,7 +115,7 @@ impl TcpLink {
 
     /// Sends a keep-alive unless somebody is sending anyway, which serves as well. Never waits.
     pub(super) fn ping(&self) {
-        if !self.has_ended() {
+        if !self.vitals.has_ended() {
             self.note(PING, self.clock.now().as_nanos());
         }
     }
@@ -208,8 +187,8 @@ impl TcpLink {
 
     /// What to do about a write that took nothing: go on, or give up by the deadline or for good.
     fn write_stopped(&self, error: &std::io::Error, deadline: Instant) -> Result<(), SendError> {
-        if self.has_ended() {
-            return Err(self.reason().into());
+        if self.vitals.has_ended() {
+            return Err(self.vitals.reason().into());
         }
         if error.kind() == ErrorKind::Interrupted {
             return Ok(());
@@ -319,7 +298,7 @@ impl Wire for TcpLink {
             Ok(0) => Err(self.end(CloseReason::Peer).into()),
             Ok(bytes) => {
                 lane.quiet_since = None;
-                self.heard.store(now.as_nanos(), Ordering::Relaxed);
+                self.vitals.heard(now);
                 let direct = bytes.min(wanted);
                 lane.filled(bytes - direct);
                 Ok(direct)
@@ -349,11 +328,7 @@ impl Wire for TcpLink {
             self.note(PONG, stamp);
             return;
         }
-        let now = self.clock.now().as_nanos();
-        let Some(sample) = now.checked_sub(stamp).filter(|sample| *sample > 0) else { return };
-        let before = self.rtt.load(Ordering::Relaxed);
-        let smoothed = if before == 0 { sample } else { before - before / 8 + sample / 8 };
-        self.rtt.store(smoothed.max(1), Ordering::Relaxed);
+        self.vitals.echoed(self.clock.now(), stamp);
     }
 
     fn misbehaved(&self, what: String) -> RecvError {
@@ -362,6 +337,12 @@ impl Wire for TcpLink {
 
     fn stalled(&self) -> RecvError {
         self.end(CloseReason::Stalled).into()
+    }
+}
+
+impl Living for TcpLink {
+    fn has_ended(&self) -> bool {
+        self.vitals.has_ended()
     }
 }
 
@@ -383,8 +364,8 @@ impl Link for TcpLink {
         let length = u32::try_from(bytes).ok().filter(|_| bytes <= self.send_max);
         let Some(length) = length else { return Err(SendError::TooLong { bytes, limit: self.send_max }) };
         let Some(mut writer) = self.writer.enter(&*self.clock, deadline) else { return Err(SendError::Deadline) };
-        if self.has_ended() {
-            return Err(self.reason().into());
+        if self.vitals.has_ended() {
+            return Err(self.vitals.reason().into());
         }
         self.flush_tail(&mut writer, deadline)?;
         let prefix = Prefix { bytes: length, kind: MESSAGE }.encode();
@@ -395,38 +376,30 @@ impl Link for TcpLink {
         } else {
             self.write_record(&mut writer, &prefix, parts, bytes, deadline)?;
         }
-        self.sent.fetch_add(u64::from(length), Ordering::Relaxed);
+        self.vitals.sent(bytes);
         Ok(())
     }
 
     fn recv(&self, buffer: &mut [u8], deadline: Instant) -> Result<usize, RecvError> {
         let Some(mut reader) = self.reader.enter(&*self.clock, deadline) else { return Err(RecvError::Deadline) };
-        if self.has_ended() {
+        if self.vitals.has_ended() {
             // What arrived before the peer went is still to be had; after any other end the stream means nothing.
-            let reason = self.reason();
+            let reason = self.vitals.reason();
             if reason != CloseReason::Peer {
                 return Err(reason.into());
             }
         }
         let bytes = reader.recv(self, buffer, deadline)?;
-        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.vitals.received(bytes);
         Ok(bytes)
     }
 
     fn health(&self) -> LinkHealth {
-        let rtt = self.rtt.load(Ordering::Relaxed);
-        LinkHealth {
-            rtt: (rtt > 0).then(|| Duration::from_nanos(rtt)),
-            sent_bytes: self.sent.load(Ordering::Relaxed),
-            received_bytes: self.received.load(Ordering::Relaxed),
-            last_heard: Instant::from_nanos(self.heard.load(Ordering::Relaxed)),
-            closed: lock(&self.ended).clone(),
-        }
+        self.vitals.health()
     }
 
     fn close(&self, reason: CloseReason) {
-        lock(&self.ended).get_or_insert(reason);
-        self.is_ended.store(true, Ordering::Release);
+        self.vitals.end(reason);
         // Wakes readers and writers on both ends. It fails where the peer was faster, which is as good.
         for rail in &self.rails {
             drop(rail.shutdown(Shutdown::Both));
@@ -446,7 +419,7 @@ impl fmt::Debug for TcpLink {
             .field("peer", &self.address)
             .field("rails", &self.rails.len())
             .field("sealed", &self.sealed)
-            .field("ended", &self.has_ended())
+            .field("ended", &self.vitals.has_ended())
             .finish_non_exhaustive()
     }
 }

@@ -44,12 +44,13 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use super::links::Links;
 use super::{Capabilities, Desk, DialError, Endpoint, ExpectError, Expected, Provider, ProviderKind, StartError, Ticket};
 use crate::Effects;
 use crate::env::{Instant, Join};
 use crate::link::{CloseReason, Link, LinkOptions, lock};
-use door::{Door, Links, STRANGERS_MAX};
-use link::Liveness;
+use door::{Door, STRANGERS_MAX};
+use link::{Liveness, TcpLink};
 pub use terms::Encryption;
 use terms::Terms;
 
@@ -97,7 +98,7 @@ pub struct TcpProvider {
     effects: Effects,
     options: TcpOptions,
     desk: Arc<Desk>,
-    links: Arc<Links>,
+    links: Arc<Links<TcpLink>>,
     listening: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
     running: Mutex<Running>,
@@ -290,7 +291,7 @@ impl Provider for TcpProvider {
 }
 
 /// Gets a thread out of `accept`: by closing the socket where that helps, by a visit where it does not.
-fn wake(listener: &TcpListener) {
+pub(super) fn wake(listener: &TcpListener) {
     drop(SockRef::from(listener).shutdown(Shutdown::Both));
     if let Ok(mut address) = listener.local_addr() {
         if address.ip().is_unspecified() {

@@ -9,7 +9,7 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,8 +23,9 @@ use super::pump::{Chunk, Moved, Pump, Who, payload_check};
 use super::seats::Seat;
 use super::wire::{HEADER_BYTES, Kind};
 use crate::env::{Clock, Instant};
-use crate::link::{CloseReason, Gate, Link, LinkHealth, NAP, RecvError, SendError, lock, nap};
+use crate::link::{CloseReason, Gate, Link, LinkHealth, NAP, RecvError, SendError, Vitals, lock, nap};
 use crate::provider::ProviderKind;
+use crate::provider::links::Living;
 
 /// A message that moves more slowly than this, in bytes per second, is given up.
 const RATE_MIN: u64 = 128 * 1024;
@@ -88,15 +89,10 @@ pub(super) struct VerbsLink {
     send_max: usize,
     writer: Gate<Patience>,
     reader: Gate<Receiving>,
-    ended: Mutex<Option<CloseReason>>,
-    is_ended: AtomicBool,
+    vitals: Vitals,
     /// When the peer was found gone, and how many chunks it sent, if it said so.
     gone: Mutex<Option<(Instant, Option<u64>)>>,
     sent_chunks: AtomicU64,
-    sent: AtomicU64,
-    received: AtomicU64,
-    heard: AtomicU64,
-    rtt: AtomicU64,
 }
 
 impl VerbsLink {
@@ -117,31 +113,17 @@ impl VerbsLink {
             send_max,
             writer: Gate::new(Patience::new()),
             reader: Gate::new(Receiving { patience: Patience::new(), waiting: None }),
-            ended: Mutex::new(None),
-            is_ended: AtomicBool::new(false),
             gone: Mutex::new(None),
             sent_chunks: AtomicU64::new(0),
-            sent: AtomicU64::new(0),
-            received: AtomicU64::new(0),
-            heard: AtomicU64::new(clock.now().as_nanos()),
-            rtt: AtomicU64::new(0),
+            vitals: Vitals::new(clock.now()),
             clock,
         }))
-    }
-
-    /// Whether the link has ended.
-    pub(super) fn has_ended(&self) -> bool {
-        self.is_ended.load(Ordering::Acquire)
-    }
-
-    fn reason(&self) -> CloseReason {
-        lock(&self.ended).clone().unwrap_or(CloseReason::Peer)
     }
 
     /// Ends the link and gives the reason that stands, which may be an earlier one.
     fn end(&self, reason: CloseReason) -> CloseReason {
         self.close(reason);
-        self.reason()
+        self.vitals.reason()
     }
 
     /// Notes if the peer is gone, which ends the link. What it sent before may still be on its way.
@@ -151,7 +133,7 @@ impl VerbsLink {
             Peer::Babbles => {
                 self.end(CloseReason::Misbehaved("it says what it should not on the bootstrap connection".to_owned()));
             }
-            Peer::Gone(sent) if !self.has_ended() => {
+            Peer::Gone(sent) if !self.vitals.has_ended() => {
                 lock(&self.gone).get_or_insert((self.clock.now(), sent));
                 self.end(CloseReason::Peer);
             }
@@ -167,7 +149,7 @@ impl VerbsLink {
 
     /// Turns the pump and tells whom it concerns.
     fn look(&self, pump: &mut Pump) -> Result<(), CloseReason> {
-        let moved = match pump.turn(!self.has_ended()) {
+        let moved = match pump.turn(!self.vitals.has_ended()) {
             Ok(moved) => moved,
             Err(reason) => match self.failed(reason) {
                 // What arrived is still to be had.
@@ -177,7 +159,7 @@ impl VerbsLink {
         };
         self.sent_chunks.store(pump.books().sent(), Ordering::Release);
         if moved.heard {
-            self.heard.store(self.clock.now().as_nanos(), Ordering::Relaxed);
+            self.vitals.heard(self.clock.now());
         }
         if let Some(stamp) = moved.echoed {
             self.note_round_trip(stamp);
@@ -191,17 +173,13 @@ impl VerbsLink {
     }
 
     fn note_round_trip(&self, stamp: u64) {
-        let now = self.clock.now().as_nanos();
-        let Some(sample) = now.checked_sub(stamp).filter(|sample| *sample > 0) else { return };
-        let before = self.rtt.load(Ordering::Relaxed);
-        let smoothed = if before == 0 { sample } else { before - before / 8 + sample / 8 };
-        self.rtt.store(smoothed.max(1), Ordering::Relaxed);
+        self.vitals.echoed(self.clock.now(), stamp);
     }
 
     /// Sends a keep-alive and looks at everything. Never waits for the peer.
     pub(super) fn beat(&self) {
         self.look_at_anchor();
-        if self.has_ended() {
+        if self.vitals.has_ended() {
             return;
         }
         let mut pump = lock(&self.pump);
@@ -232,7 +210,7 @@ impl VerbsLink {
         let mut eventless = EVENTLESS_MIN;
         loop {
             // What the peer sent before it went is still to be had, so whether it went is looked at first.
-            let over = self.has_ended();
+            let over = self.vitals.has_ended();
             {
                 let mut pump = lock(&self.pump);
                 pump.asleep[who as usize] = false;
@@ -247,7 +225,7 @@ impl VerbsLink {
                     return Ok(found);
                 }
                 if over {
-                    let reason = self.reason();
+                    let reason = self.vitals.reason();
                     if who == Who::Sender || reason != CloseReason::Peer || !self.more_to_come(&pump) {
                         return Err(Stop::Closed(reason));
                     }
@@ -258,7 +236,7 @@ impl VerbsLink {
             }
             if !over {
                 self.look_at_anchor();
-                if self.has_ended() {
+                if self.vitals.has_ended() {
                     continue;
                 }
             }
@@ -291,8 +269,8 @@ impl VerbsLink {
             _ => now,
         };
         *waiting = Some((since, now));
-        let silence = now.since(since.max(Instant::from_nanos(self.heard.load(Ordering::Relaxed))));
-        if silence > self.silence_max && !self.has_ended() {
+        let silence = now.since(since.max(self.vitals.last_heard()));
+        if silence > self.silence_max && !self.vitals.has_ended() {
             let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
             return Err(self.end(CloseReason::Silent { silence_ms }));
         }
@@ -343,7 +321,7 @@ impl VerbsLink {
             let text = format!("chunk {} was damaged on its way: its payload's check is wrong", chunk.header.sequence);
             return Err(self.failed(CloseReason::Broken(text)));
         }
-        if self.has_ended() {
+        if self.vitals.has_ended() {
             return Ok(());
         }
         let mut pump = lock(&self.pump);
@@ -366,6 +344,12 @@ fn fill(into: &mut [u8], parts: &[&[u8]], at: usize) {
         let bytes = (part.len() - from).min(into.len() - done);
         into[done..done + bytes].copy_from_slice(&part[from..from + bytes]);
         done += bytes;
+    }
+}
+
+impl Living for VerbsLink {
+    fn has_ended(&self) -> bool {
+        self.vitals.has_ended()
     }
 }
 
@@ -408,9 +392,9 @@ impl Link for VerbsLink {
             let check = payload_check(self.profile, self.salts[0], payload);
             let kind = if done == 0 { Kind::First } else { Kind::More };
             let mut pump = lock(&self.pump);
-            if self.has_ended() {
+            if self.vitals.has_ended() {
                 pump.put_back(slot);
-                return Err(self.reason().into());
+                return Err(self.vitals.reason().into());
             }
             let sent = pump.send(slot, kind, length, message, check);
             self.sent_chunks.store(pump.books().sent(), Ordering::Release);
@@ -421,16 +405,16 @@ impl Link for VerbsLink {
                 break;
             }
         }
-        self.sent.fetch_add(u64::from(message), Ordering::Relaxed);
+        self.vitals.sent(bytes);
         Ok(())
     }
 
     fn recv(&self, buffer: &mut [u8], deadline: Instant) -> Result<usize, RecvError> {
         let Some(mut receiving) = self.reader.enter(&*self.clock, deadline) else { return Err(RecvError::Deadline) };
         let receiving = &mut *receiving;
-        if self.has_ended() {
+        if self.vitals.has_ended() {
             // What arrived before the peer went is still to be had; after any other end the stream means nothing.
-            let reason = self.reason();
+            let reason = self.vitals.reason();
             if reason != CloseReason::Peer {
                 return Err(reason.into());
             }
@@ -468,24 +452,16 @@ impl Link for VerbsLink {
                 Stop::Closed(reason) => reason,
             })?;
         }
-        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.vitals.received(bytes);
         Ok(bytes)
     }
 
     fn health(&self) -> LinkHealth {
-        let rtt = self.rtt.load(Ordering::Relaxed);
-        LinkHealth {
-            rtt: (rtt > 0).then(|| Duration::from_nanos(rtt)),
-            sent_bytes: self.sent.load(Ordering::Relaxed),
-            received_bytes: self.received.load(Ordering::Relaxed),
-            last_heard: Instant::from_nanos(self.heard.load(Ordering::Relaxed)),
-            closed: lock(&self.ended).clone(),
-        }
+        self.vitals.health()
     }
 
     fn close(&self, reason: CloseReason) {
-        lock(&self.ended).get_or_insert(reason);
-        if !self.is_ended.swap(true, Ordering::AcqRel) {
+        if self.vitals.end(reason) {
             self.anchor.part(self.sent_chunks.load(Ordering::Acquire));
         }
         for bell in &self.bells {
@@ -497,7 +473,7 @@ impl Link for VerbsLink {
 impl Drop for VerbsLink {
     fn drop(&mut self) {
         self.close(CloseReason::Local);
-        if self.reason() != CloseReason::Local {
+        if self.vitals.reason() != CloseReason::Local {
             return;
         }
         // What was sent is to arrive, so the queue pair outlives it a little.
@@ -525,7 +501,7 @@ impl fmt::Debug for VerbsLink {
         f.debug_struct("VerbsLink")
             .field("peer", &self.peer)
             .field("profile", &self.profile)
-            .field("ended", &self.has_ended())
+            .field("ended", &self.vitals.has_ended())
             .finish_non_exhaustive()
     }
 }

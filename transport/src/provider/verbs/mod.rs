@@ -42,13 +42,13 @@ mod tests;
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use socket2::SockRef;
-
+use super::links::{Links, Living};
+use super::tcp::wake;
 use super::{Capabilities, Desk, DialError, Endpoint, ExpectError, Expected, Provider, ProviderKind, StartError, Ticket};
 use crate::Effects;
 use crate::env::{Instant, Join};
@@ -133,7 +133,7 @@ struct Shared {
     making: Making,
     desk: Arc<Desk>,
     listening: Vec<SocketAddr>,
-    links: Mutex<Vec<Weak<VerbsLink>>>,
+    links: Links<VerbsLink>,
     newcomers: AtomicUsize,
     stop: AtomicBool,
     stopped: (Mutex<()>, Condvar),
@@ -180,7 +180,7 @@ impl VerbsProvider {
             making: Making { effects: effects.clone(), options, places },
             desk,
             listening,
-            links: Mutex::default(),
+            links: Links::default(),
             newcomers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             stopped: Default::default(),
@@ -266,24 +266,16 @@ impl Shared {
 
     /// Notes a link, so that it is kept alive and ends with the provider.
     fn keep(&self, link: &Arc<VerbsLink>) {
-        let mut links = lock(&self.links);
-        links.retain(|known| known.strong_count() > 0);
-        links.push(Arc::downgrade(link));
-        drop(links);
+        self.links.add(link);
         // Whoever stopped the provider in the meantime has not seen this link.
         if self.is_stopped() {
             link.close(CloseReason::Local);
         }
     }
 
-    fn living(&self) -> Vec<Arc<VerbsLink>> {
-        let links: Vec<_> = lock(&self.links).iter().filter_map(Weak::upgrade).collect();
-        links.into_iter().filter(|link| !link.has_ended()).collect()
-    }
-
     fn keep_alive(&self, interval: Duration) {
         while !self.is_stopped() {
-            for link in self.living() {
+            for link in self.links.living() {
                 link.beat();
             }
             self.pause(interval);
@@ -343,20 +335,9 @@ impl Provider for VerbsProvider {
         for thread in threads {
             thread.join();
         }
-        for link in self.shared.living() {
+        for link in self.shared.links.living() {
             link.close(CloseReason::Local);
         }
-    }
-}
-
-/// Gets a thread out of `accept`: by closing the socket where that helps, by a visit where it does not.
-fn wake(listener: &TcpListener) {
-    drop(SockRef::from(listener).shutdown(Shutdown::Both));
-    if let Ok(mut address) = listener.local_addr() {
-        if address.ip().is_unspecified() {
-            address.set_ip(if address.is_ipv6() { IpAddr::from(Ipv6Addr::LOCALHOST) } else { IpAddr::from(Ipv4Addr::LOCALHOST) });
-        }
-        drop(TcpStream::connect_timeout(&address, Duration::from_millis(500)));
     }
 }
 
