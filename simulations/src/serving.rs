@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, ActorStatus};
 use shoal_actors::catalog::LocalModel;
-use shoal_actors::conductor::instance::{InstanceState, InstanceSummary, StageSummary};
+use shoal_actors::conductor::instance::{InstanceState, InstanceSummary};
 use shoal_actors::conductor::journal::{Journal, JournalStore};
 use shoal_actors::conductor::{Begin, Conductor, ConductorArguments, ConductorMsg, Ground, Order, Running, StateSink, succeed};
 use shoal_actors::env::Env;
 use shoal_actors::ids::{InstanceId, NodeId, Term};
 use shoal_actors::lease::{FenceHook, LeaseKeeper, Leases};
 use shoal_actors::membership::{MemberEvent, Membership};
-use shoal_actors::plan::{LinkMatrix, Plan, StagePlan};
+use shoal_actors::plan::{LinkMatrix, Plan};
 use shoal_actors::scheduler::{Generate, GenerateRefusal, SchedulerMsg};
 use shoal_actors::service::{Inbound, Services};
 use shoal_actors::stage::{StageNotices, Stages, Workers, WorkersArguments, WorkersMsg};
@@ -96,9 +96,8 @@ struct Keepers {
 impl Keepers {
     /// Starts a conductor, whose reports go onto the node's card, as in a node.
     async fn conduct(&self, order: &Order, begin: impl FnOnce(StateSink) -> ConductorArguments) -> Result<(), String> {
-        let Order { instance, term, plan, model, .. } = order;
-        let (instance, term, summary) = (*instance, *term, summary(*instance, *term, &model.name, plan));
-        lock(&self.summaries).insert(instance, summary);
+        let Order { instance, term, .. } = *order;
+        lock(&self.summaries).insert(instance, InstanceSummary::of(order, InstanceState::Leasing));
         let keepers = self.clone();
         let arguments = begin(Arc::new(move |state, running| keepers.hears(instance, term, state, running)));
         let spawned = Actor::spawn_linked(None, Conductor, arguments, self.nursery.get_cell()).await;
@@ -119,9 +118,7 @@ impl Keepers {
         }
         if let Some(known) = summaries.get_mut(&instance) {
             known.state = state.clone();
-            if let Some(Running { plan, forked, .. }) = &running {
-                *known = InstanceSummary { state: state.clone(), forked: *forked, ..summary(instance, known.term, &known.model, plan) };
-            }
+            running.iter().for_each(|running| known.runs(running));
         }
         let all: Vec<InstanceSummary> = summaries.values().cloned().collect();
         drop(summaries);
@@ -148,22 +145,6 @@ impl Keepers {
             };
             spawner.task("heir", Box::pin(task));
         });
-    }
-}
-
-fn summary(instance: InstanceId, term: Term, model: &str, plan: &Plan) -> InstanceSummary {
-    let stage = |s: &StagePlan| StageSummary { node: s.node, layers: s.layers.clone(), lease_bytes: s.memory.total() };
-    InstanceSummary {
-        instance,
-        model: model.to_owned(),
-        sha256: SHA256.to_owned(),
-        term,
-        state: InstanceState::Leasing,
-        context_tokens: plan.context_tokens,
-        stages: plan.stages.iter().map(stage).collect(),
-        decode_tok_s: plan.predicted.decode_tok_s,
-        prefill_tok_s: plan.predicted.prefill_tok_s,
-        forked: false,
     }
 }
 

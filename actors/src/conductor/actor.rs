@@ -253,9 +253,7 @@ impl ConductorState {
         if let Some(lease) = lost.into_iter().find(|lease| self.holds(*lease)) {
             self.broke(Cause::Node, format!("lease {lease:?} was lost"));
         }
-        let view = self.arguments.ground.membership.view();
-        let gone = self.arguments.order.plan.nodes().find(|node| !view.is_present(*node));
-        if let Some(reason) = gone.map(|node| self.gone(node)) {
+        if let Some(reason) = self.gone_holder() {
             self.broke(Cause::Node, reason);
         }
         if self.broken.is_some() {
@@ -269,6 +267,12 @@ impl ConductorState {
 
     fn gone(&self, node: NodeId) -> String {
         format!("node {}, which held {}, is gone", self.name(node), self.layers(node))
+    }
+
+    /// The words on a holder that is not there, if there is one.
+    fn gone_holder(&self) -> Option<String> {
+        let view = self.arguments.ground.membership.view();
+        self.arguments.order.plan.nodes().find(|node| !view.is_present(*node)).map(|node| self.gone(node))
     }
 
     /// Makes a broken pipeline whole, or takes the instance down.
@@ -321,9 +325,7 @@ impl ConductorState {
             }
             Err(reason) => {
                 // By now it is known who is gone, which says more than who noticed.
-                let view = self.arguments.ground.membership.view();
-                let gone = self.arguments.order.plan.nodes().find(|node| !view.is_present(*node)).map(|node| self.gone(node));
-                let cause = gone.unwrap_or(cause);
+                let cause = self.gone_holder().unwrap_or(cause);
                 self.give_up(format!("{cause}, and the model could not be placed on the nodes that are left: {reason}")).await
             }
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::journal::JournalStore;
-use crate::card::ModelCard;
+use crate::card::{ModelCard, NodeCard};
 use crate::catalog::LocalModel;
 use crate::env::{Env, TextModel};
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
@@ -55,6 +55,18 @@ pub struct Ground {
     pub journal: Arc<Mutex<JournalStore>>,
     /// Finds a model on this node's disk by its hash. May take a while.
     pub models: FindModel,
+}
+
+impl Ground {
+    /// The cards of the nodes that are there. This one has the model, even if it lies outside the models folder or its card is a
+    /// moment old.
+    pub(super) fn cards(&self, model: &LocalModel) -> Vec<NodeCard> {
+        let view = self.membership.view();
+        let mut cards: Vec<NodeCard> = view.alive().map(|(_, member)| (*member.card).clone()).collect();
+        let own = cards.iter_mut().filter(|card| card.node == view.me && card.models.iter().all(|known| known.sha256 != model.sha256));
+        own.for_each(|card| card.models.push(model.on_disk()));
+        cards
+    }
 }
 
 /// Finds a model on disk by its hash.

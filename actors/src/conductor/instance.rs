@@ -5,8 +5,10 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::actor::Running;
+use super::assemble::Order;
 use crate::ids::{InstanceId, NodeId, Term};
-use crate::plan::Goal;
+use crate::plan::{Goal, Plan, StagePlan};
 
 /// How far an instance is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +65,38 @@ pub struct InstanceSummary {
 }
 
 impl InstanceSummary {
+    /// Of what was ordered.
+    pub fn of(order: &Order, state: InstanceState) -> Self {
+        let mut summary = Self {
+            instance: order.instance,
+            model: order.model.name.clone(),
+            sha256: order.model.sha256.clone(),
+            term: order.term,
+            state,
+            context_tokens: order.plan.context_tokens,
+            stages: Vec::new(),
+            decode_tok_s: 0.0,
+            prefill_tok_s: 0.0,
+            forked: false,
+        };
+        summary.lies(&order.plan);
+        summary
+    }
+
+    /// Its layers are on these nodes.
+    fn lies(&mut self, plan: &Plan) {
+        let stage = |s: &StagePlan| StageSummary { node: s.node, layers: s.layers.clone(), lease_bytes: s.memory.total() };
+        self.stages = plan.stages.iter().map(stage).collect();
+        self.decode_tok_s = plan.predicted.decode_tok_s;
+        self.prefill_tok_s = plan.predicted.prefill_tok_s;
+    }
+
+    /// It answers, as `running` says.
+    pub fn runs(&mut self, running: &Running) {
+        self.lies(&running.plan);
+        self.forked = running.forked;
+    }
+
     /// Whether it is what a placing for `goal` would make, as far as the goal says how: nodes, their number, and a context at least as
     /// long. How many sequences it was made for, and in which chunks it reads prompts, is no reason to place a model twice.
     pub fn meets(&self, goal: &Goal) -> bool {

@@ -11,22 +11,20 @@ use serde::{Deserialize, Serialize};
 use super::actor::{Begin, Conductor, ConductorArguments, ConductorMsg, Running, StateSink};
 use super::assemble::{Ground, Order};
 use super::files::LocalFiles;
-use super::instance::{InstanceState, InstanceSummary, StageSummary};
+use super::instance::{InstanceState, InstanceSummary};
 use super::journal;
 use super::succession::{Heir, succeed};
-use crate::card::{ModelCard, NodeCard};
+use crate::card::ModelCard;
 use crate::catalog::{Catalog, LocalModel};
 use crate::countdown::Countdown;
 use crate::env::Instant;
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
 use crate::lease::timing;
-use crate::membership::Membership;
 use crate::plan::{Goal, Link, LinkMatrix, Plan, PlanError, PlanRequest, plan};
 use crate::scheduler::{Generate, GenerateRefusal, SchedulerMsg};
 use crate::service::{Inbound, Replier, Service, ServiceId};
 use crate::service_numbers as ids;
 use crate::stage::{StageNotice, StageNotices};
-use crate::topology::Topology;
 
 /// Most plans in an answer.
 const PLANS_MAX: usize = 8;
@@ -166,8 +164,6 @@ pub struct PlacementArguments {
     pub catalog: Catalog,
     /// Models outside the models folder.
     pub files: LocalFiles,
-    /// How they are connected.
-    pub topology: Topology,
     /// Where schedulers are found.
     pub schedulers: Schedulers,
     /// Told of changes.
@@ -363,7 +359,7 @@ impl PlacementState {
     }
 
     fn plans(&self, model: &LocalModel, card: &ModelCard, goal: Goal) -> Result<Vec<Plan>, PlanError> {
-        plans(&self.arguments.ground.membership, &self.arguments.topology, model, card, goal)
+        plans(&self.arguments.ground, model, card, goal)
     }
 
     /// Whether a node was lost so lately that the leases it held may still be in force.
@@ -414,20 +410,8 @@ impl PlacementState {
 
     /// Starts a conductor.
     async fn conduct(&mut self, begins: InstanceState, arguments: ConductorArguments) -> Result<InstanceId, String> {
-        let Order { instance, term, model, plan, .. } = &arguments.order;
-        let instance = *instance;
-        let summary = InstanceSummary {
-            instance,
-            model: model.name.clone(),
-            sha256: model.sha256.clone(),
-            term: *term,
-            state: begins,
-            context_tokens: plan.context_tokens,
-            stages: stages(plan),
-            decode_tok_s: plan.predicted.decode_tok_s,
-            prefill_tok_s: plan.predicted.prefill_tok_s,
-            forked: false,
-        };
+        let summary = InstanceSummary::of(&arguments.order, begins);
+        let instance = summary.instance;
         let spawned = Actor::spawn_linked(None, Conductor, arguments, self.me.get_cell()).await;
         let (conductor, _) = spawned.map_err(|error| format!("the conductor did not start: {error}"))?;
         let held = Held { summary, conductor, waiting: Vec::new(), after: Vec::new() };
@@ -446,12 +430,9 @@ impl PlacementState {
         held.summary.state = state.clone();
         match state {
             InstanceState::Ready => {
-                if let Some(Running { scheduler, plan, forked }) = running.map(|running| *running) {
-                    self.arguments.schedulers.insert(instance, scheduler);
-                    held.summary.stages = stages(&plan);
-                    held.summary.forked = forked;
-                    held.summary.decode_tok_s = plan.predicted.decode_tok_s;
-                    held.summary.prefill_tok_s = plan.predicted.prefill_tok_s;
+                if let Some(running) = running {
+                    held.summary.runs(&running);
+                    self.arguments.schedulers.insert(instance, running.scheduler);
                 }
                 let ready = PlacementReply::Ready(Box::new(held.summary.clone()));
                 held.waiting.drain(..).for_each(|way| way.reply(Ok(ready.clone())));
@@ -486,11 +467,6 @@ impl PlacementState {
     }
 }
 
-/// A plan's stages as they are announced.
-fn stages(plan: &Plan) -> Vec<StageSummary> {
-    plan.stages.iter().map(|s| StageSummary { node: s.node, layers: s.layers.clone(), lease_bytes: s.memory.total() }).collect()
-}
-
 /// Measured links as the planner takes them. A rate that was not measured is left to its assumptions.
 pub(crate) fn links(measured: &crate::topology::LinkMatrix) -> LinkMatrix {
     let mut links = LinkMatrix::new();
@@ -503,25 +479,13 @@ pub(crate) fn links(measured: &crate::topology::LinkMatrix) -> LinkMatrix {
     links
 }
 
-fn plans(
-    membership: &Membership,
-    topology: &Topology,
-    model: &LocalModel,
-    card: &ModelCard,
-    mut goal: Goal,
-) -> Result<Vec<Plan>, PlanError> {
+fn plans(ground: &Ground, model: &LocalModel, card: &ModelCard, mut goal: Goal) -> Result<Vec<Plan>, PlanError> {
     goal.sha256 = Some(model.sha256.clone());
     // Every stage reads its own tensors from its own disk.
     goal.only_on_disk = true;
     goal.context_tokens = goal.context_tokens.min(card.context_tokens);
-    let view = membership.view();
-    let mut cards: Vec<NodeCard> = view.alive().map(|(_, member)| (*member.card).clone()).collect();
-    // This node has it, even if it lies outside the models folder or the card is a moment old.
-    let own = cards.iter_mut().filter(|card| card.node == view.me && card.models.iter().all(|known| known.sha256 != model.sha256));
-    own.for_each(|card| card.models.push(model.on_disk()));
-    let links = links(&topology.links());
-    let request = PlanRequest { cards: &cards, links: &links, model: card, goal: &goal };
-    let mut plans = plan(&request)?;
+    let (cards, links) = (ground.cards(model), (ground.links)());
+    let mut plans = plan(&PlanRequest { cards: &cards, links: &links, model: card, goal: &goal })?;
     plans.truncate(PLANS_MAX);
     Ok(plans)
 }

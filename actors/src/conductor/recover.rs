@@ -13,10 +13,9 @@ use futures::future::join_all;
 use super::assemble::{Assembled, Failure, Ground, Order, Paid, assemble, give_back, take_down};
 use super::journal;
 use super::succession::describe;
-use crate::card::NodeCard;
 use crate::ids::{NodeId, PlanEpoch};
 use crate::lease::LeaseUse;
-use crate::plan::{Goal, PlanRequest, plan, repair};
+use crate::plan::{Goal, Plan, PlanRequest, plan, repair};
 
 /// Attempts before a pipeline is given up.
 const ATTEMPTS: u32 = 8;
@@ -123,7 +122,7 @@ async fn rearrange(ground: &Ground, order: &mut Order, paid: &mut Vec<Paid>, avo
     if !lost.is_empty() {
         let goal = |order: &Order| Goal { excluded: order.goal.excluded.union(avoided).copied().collect(), ..order.goal.clone() };
         let repaired = {
-            let (cards, links, goal) = (cards(ground, order), (ground.links)(), goal(order));
+            let (cards, links, goal) = (ground.cards(&order.model), (ground.links)(), goal(order));
             repair(&PlanRequest { cards: &cards, links: &links, model: &order.card, goal: &goal }, &order.plan, &lost)
         };
         if let Some(repaired) = repaired {
@@ -152,10 +151,10 @@ const SCRATCH_TRIES: u32 = 6;
 /// How long that takes to go round.
 const SCRATCH_PAUSE: Duration = Duration::from_millis(500);
 
-async fn scratch(ground: &Ground, order: &Order, goal: &Goal) -> Result<crate::plan::Plan, String> {
+async fn scratch(ground: &Ground, order: &Order, goal: &Goal) -> Result<Plan, String> {
     let mut reason = String::new();
     for _ in 0..SCRATCH_TRIES {
-        let (cards, links) = (cards(ground, order), (ground.links)());
+        let (cards, links) = (ground.cards(&order.model), (ground.links)());
         match plan(&PlanRequest { cards: &cards, links: &links, model: &order.card, goal }) {
             Ok(plans) => return plans.into_iter().next().ok_or_else(|| "no plan was found".to_owned()),
             Err(error) => reason = error.to_string(),
@@ -163,14 +162,4 @@ async fn scratch(ground: &Ground, order: &Order, goal: &Goal) -> Result<crate::p
         ground.env.clock.sleep_until(ground.env.clock.now() + SCRATCH_PAUSE).await;
     }
     Err(reason)
-}
-
-/// The cards of the nodes that are there. This one has the model, even if it lies outside the models folder.
-fn cards(ground: &Ground, order: &Order) -> Vec<NodeCard> {
-    let view = ground.membership.view();
-    let mut cards: Vec<NodeCard> = view.alive().map(|(_, member)| (*member.card).clone()).collect();
-    let sha256 = &order.model.sha256;
-    let own = cards.iter_mut().filter(|card| card.node == view.me && card.models.iter().all(|known| known.sha256 != *sha256));
-    own.for_each(|card| card.models.push(order.model.on_disk()));
-    cards
 }

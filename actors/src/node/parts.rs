@@ -215,7 +215,6 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
         },
         catalog: catalog.clone(),
         files,
-        topology: topology.clone(),
         schedulers,
         instances: Arc::new(move |instances| announce.update_card(move |card| card.instances = instances)),
     };
