@@ -60,4 +60,4 @@ pub use shoal_actors::plan::{Goal, Plan, Prefer};
 pub use shoal_actors::request::{ChatMessage, Finish, Prompt, Timing, TokenEvent};
 pub use shoal_actors::secret::ClusterKey;
 pub use shoal_actors::service::{CallError, Inbound, Remote, Replier, Service, ServiceId};
-pub use shoal_actors::{Device, GPU_BACKEND, SamplingParams, card, env, lease, survey};
+pub use shoal_actors::{Device, Encryption, GPU_BACKEND, ProviderKind, SamplingParams, card, env, lease, survey};

@@ -34,3 +34,5 @@ mod wire_tests;
 pub use shoal_engine::bench;
 pub use shoal_engine::device::{Device, GPU_BACKEND};
 pub use shoal_engine::sampler::SamplingParams;
+pub use shoal_transport::provider::ProviderKind;
+pub use shoal_transport::provider::tcp::Encryption;

@@ -23,3 +23,5 @@ pub(crate) const JOURNAL: ServiceId = ServiceId::system(8);
 pub(crate) const PLACEMENT: ServiceId = ServiceId::system(9);
 /// Measuring of tensor links, for [`crate::linkbench`].
 pub(crate) const LINK_BENCH: ServiceId = ServiceId::system(10);
+/// Hops that a node passes messages on for, for [`crate::stage`].
+pub(crate) const DETOURS: ServiceId = ServiceId::system(11);

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use shoal::api::{Api, BindError, Serving};
 use shoal::card::{DeviceKind, NodeCard};
 use shoal::survey::DeviceChoice;
-use shoal::{ClusterKey, GPU_BACKEND, MemberEvent, Node};
+use shoal::{ClusterKey, Encryption, GPU_BACKEND, MemberEvent, Node, ProviderKind};
 use tokio::sync::mpsc;
 
 use super::news::News;
@@ -46,6 +46,15 @@ pub(crate) struct Up {
     /// Address for tensor links; may be given more than once [default: every interface, a free port]
     #[arg(long, value_name = "ADDR")]
     tensor_listen: Vec<SocketAddr>,
+    /// Whether tensor links over TCP are encrypted; auto: those that leave the machine, and those of peers that demand it
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = EncryptTensors::Auto)]
+    encrypt_tensors: EncryptTensors,
+    /// Connections of a tensor link over TCP, as many as both ends want: more than one where two machines have several cables
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    tensor_rails: u8,
+    /// What may carry tensors to other nodes [default: whatever the machine has]
+    #[arg(long, value_name = "KINDS", value_enum, value_delimiter = ',')]
+    tensor_links: Vec<TensorLinkKind>,
     /// Address of a peer, beside those that are found; may be given more than once
     #[arg(long, value_name = "ADDR")]
     peer: Vec<SocketAddr>,
@@ -87,6 +96,28 @@ pub(crate) struct Up {
     /// Remove the data folder at the end, and the folder that it is in if that is empty then
     #[arg(long, hide = true, requires = "data_dir")]
     temporary: bool,
+}
+
+/// `--encrypt-tensors`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum EncryptTensors {
+    /// What leaves the machine
+    Auto,
+    /// Everything
+    Always,
+    /// Nothing: for networks that nobody else has a cable to
+    Never,
+}
+
+/// `--tensor-links`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TensorLinkKind {
+    /// Memory shared between processes of one machine
+    Shm,
+    /// RDMA adapters
+    Verbs,
+    /// TCP
+    Tcp,
 }
 
 /// What the node's parts have to tell.
@@ -131,11 +162,25 @@ impl Up {
         let mut node = Node::builder()
             .listen(self.listen.clone())
             .tensor_listen(self.tensor_listen.clone())
+            .tensor_encryption(match self.encrypt_tensors {
+                EncryptTensors::Auto => Encryption::Auto,
+                EncryptTensors::Always => Encryption::Always,
+                EncryptTensors::Never => Encryption::Never,
+            })
+            .tensor_rails(self.tensor_rails)
             .peers(self.peer.clone())
             .mdns(!self.no_mdns)
             .beacon(!self.no_beacon)
             .device(self.device)
             .models(catalog_settings(&self.models)?);
+        if !self.tensor_links.is_empty() {
+            let kind = |kind: &TensorLinkKind| match kind {
+                TensorLinkKind::Shm => ProviderKind::Shm,
+                TensorLinkKind::Verbs => ProviderKind::Verbs,
+                TensorLinkKind::Tcp => ProviderKind::Tcp,
+            };
+            node = node.tensor_links(self.tensor_links.iter().map(kind).collect());
+        }
         if let Some(folder) = &self.data_dir {
             node = node.data_dir(folder);
         }

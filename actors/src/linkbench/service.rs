@@ -153,7 +153,7 @@ impl LinkBenchServer {
             return Err(BenchRefusal::Busy);
         }
         let (endpoints, ticket, expected) =
-            self.links.expect(from, slot_bytes).map_err(|failure| BenchRefusal::Link(failure.to_string()))?;
+            self.links.expect_link(from, slot_bytes).map_err(|failure| BenchRefusal::Link(failure.to_string()))?;
         let effects = self.links.effects().clone();
         let body = {
             let effects = effects.clone();
@@ -234,7 +234,7 @@ impl Measuring {
             endpoints.retain(|endpoint| endpoint.kind() == kind);
             let (links, peer, options, rows) = (self.links.clone(), self.peer, self.options.clone(), self.rows.clone());
             let work = move || -> Result<(), LinkBenchError> {
-                let link = links.dial(peer, &endpoints, &ticket, slot_bytes)?;
+                let link = links.dial_link(peer, &endpoints, &ticket, slot_bytes)?;
                 let mut each = |row| rows.blocking_send(Ok(LinkBenchRow::new(kind, &row))).is_ok();
                 let measured = bench::measure(link, &options, links.effects(), &mut each);
                 measured.map_err(|source| LinkBenchError::Measure { provider: kind, source })

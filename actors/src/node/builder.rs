@@ -5,13 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use shoal_transport::Effects;
-#[cfg(target_os = "linux")]
-use shoal_transport::provider::shm::{ShmOptions, ShmProvider};
-use shoal_transport::provider::tcp::{TcpOptions, TcpProvider};
-use shoal_transport::provider::{Desk, Provider, ProviderKind};
+use shoal_transport::provider::ProviderKind;
+use shoal_transport::provider::tcp::Encryption;
 
 use super::error::StartError;
 use super::lock::FolderLock;
+use super::tensors::TensorSettings;
 use super::{Node, parts};
 use crate::catalog::CatalogSettings;
 use crate::compute::EngineCompute;
@@ -32,7 +31,7 @@ pub struct NodeBuilder {
     folder: Folder,
     name: Option<String>,
     listen: Vec<SocketAddr>,
-    tensor_listen: Vec<SocketAddr>,
+    tensors: TensorSettings,
     peers: Vec<SocketAddr>,
     cluster: Option<ClusterKey>,
     quiet: bool,
@@ -88,7 +87,29 @@ impl NodeBuilder {
     /// Where to listen for tensor links. Default: every interface, a port that the system chooses.
     #[must_use]
     pub fn tensor_listen(mut self, addresses: Vec<SocketAddr>) -> Self {
-        self.tensor_listen = addresses;
+        self.tensors.listen = addresses;
+        self
+    }
+
+    /// Whether tensor links are encrypted. Default: those that leave the machine, and those of peers that demand it.
+    #[must_use]
+    pub fn tensor_encryption(mut self, encryption: Encryption) -> Self {
+        self.tensors.encryption = encryption;
+        self
+    }
+
+    /// Connections of a TCP tensor link, 1 to 16, of which there are as many as both ends want: more than one pays where two machines have
+    /// several cables. Default: 1.
+    #[must_use]
+    pub fn tensor_rails(mut self, rails: u8) -> Self {
+        self.tensors.rails = rails;
+        self
+    }
+
+    /// What may carry tensors to other nodes. Default: whatever the machine has.
+    #[must_use]
+    pub fn tensor_links(mut self, kinds: Vec<ProviderKind>) -> Self {
+        self.tensors.kinds = Some(kinds);
         self
     }
 
@@ -233,11 +254,7 @@ impl NodeBuilder {
         card.api = self.api;
 
         let effects = Effects { clock: Arc::clone(&clock), rng: Arc::clone(&rng), spawner: Arc::clone(&spawner) };
-        let mut options = TcpOptions::default();
-        if !self.tensor_listen.is_empty() {
-            options.listen = self.tensor_listen;
-        }
-        let links = TensorLinks::new(identity.node(), effects.clone(), providers(&effects, options)?);
+        let links = TensorLinks::new(identity.node(), effects.clone(), self.tensors.providers(&effects)?);
         let network = self.network.unwrap_or_else(|| Arc::new(Libp2pNetwork::default()));
         let beacon = (!self.quiet).then(|| self.beacon.unwrap_or_else(|| Arc::new(SystemBeacon::default())));
         let env = Env { clock, rng, spawner, network, storage, compute };
@@ -270,19 +287,6 @@ impl NodeBuilder {
     }
 }
 
-/// The ways to other nodes, best first. What the machine does not have is left out, as long as there is one.
-fn providers(effects: &Effects, tcp: TcpOptions) -> Result<Vec<Arc<dyn Provider>>, StartError> {
-    let desk = Desk::new(ProviderKind::Tcp, Arc::clone(&effects.clock));
-    let mut providers: Vec<Arc<dyn Provider>> = Vec::new();
-    #[cfg(target_os = "linux")]
-    match ShmProvider::with_desk(effects.clone(), ShmOptions::default(), Arc::clone(&desk)) {
-        Ok(shm) => providers.push(Arc::new(shm)),
-        Err(error) => tracing::warn!(target: "shoal::node", %error, "nodes of this machine are reached over the network"),
-    }
-    providers.push(Arc::new(TcpProvider::with_desk(effects.clone(), tcp, desk)?));
-    Ok(providers)
-}
-
 impl Folder {
     fn open(self) -> Result<(Arc<dyn Storage>, Option<FolderLock>), StartError> {
         let path = match self {
@@ -298,33 +302,5 @@ impl Folder {
         let storage = DirectoryStorage::open(&path).map_err(unusable)?;
         let lock = FolderLock::take(&path).map_err(unusable)?.ok_or_else(|| StartError::InUse { folder: path.display().to_string() })?;
         Ok((Arc::new(storage), Some(lock)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ids::NodeId;
-
-    /// One ticket is good at every door of a node, and the best one is tried first.
-    #[tokio::test]
-    async fn nodes_of_one_machine_share_memory_and_fall_back_to_the_network() {
-        let spawner: Arc<dyn Spawner> = Arc::new(SystemSpawner::new(tokio::runtime::Handle::current()));
-        let effects = Effects { clock: Arc::new(SystemClock), rng: Arc::new(SystemRng), spawner };
-        let links = |node: u8| {
-            let tcp = TcpOptions { listen: vec!["127.0.0.1:0".parse().unwrap()], ..TcpOptions::default() };
-            TensorLinks::new(NodeId([node; 32]), effects.clone(), providers(&effects, tcp).unwrap())
-        };
-        let (one, two) = (links(1), links(2));
-        let best = if cfg!(target_os = "linux") { ProviderKind::Shm } else { ProviderKind::Tcp };
-        for (without, provider) in [(None, best), (Some(ProviderKind::Shm), ProviderKind::Tcp)] {
-            let (mut endpoints, ticket, expected) = two.expect(NodeId([1; 32]), 4096).unwrap();
-            endpoints.retain(|endpoint| Some(endpoint.kind()) != without);
-            let near = one.dial(NodeId([2; 32]), &endpoints, &ticket, 4096).unwrap();
-            let far = expected.accept(effects.after(std::time::Duration::from_secs(60))).unwrap();
-            assert_eq!((near.provider(), far.provider()), (provider, provider));
-        }
-        one.shutdown();
-        two.shutdown();
     }
 }

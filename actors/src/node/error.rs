@@ -24,6 +24,12 @@ pub enum StartError {
         /// Which.
         folder: String,
     },
+    /// Nothing can carry tensors to other nodes.
+    #[error("this machine has none of the tensor links that were asked for ({asked}); leave them to the node, or add tcp")]
+    NoTensorLinks {
+        /// Their names.
+        asked: String,
+    },
     /// The identity.
     #[error(transparent)]
     Identity(#[from] crate::secret::IdentityError),

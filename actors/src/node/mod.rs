@@ -21,6 +21,7 @@ mod generation;
 mod lock;
 mod parts;
 mod pool;
+mod tensors;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,6 +51,7 @@ use crate::request::{ChatMessage, GenerateRequest, Prompt};
 use crate::scheduler::GenerateRefusal;
 use crate::service::{Remote, ServeError, Service, Services};
 use crate::stage::WorkersMsg;
+use crate::stage::DetourServer;
 use crate::stage::links::TensorLinks;
 use crate::topology::{LinkMatrix, Topology};
 use lock::FolderLock;
@@ -84,6 +86,7 @@ struct Inner {
     leases: Leases,
     keeper: LeaseKeeper,
     links: TensorLinks,
+    detours: DetourServer,
     placement: ActorRef<PlacementMsg>,
     workers: ActorRef<WorkersMsg>,
     supervisor: ActorRef<SupervisorMsg>,
@@ -513,8 +516,12 @@ impl Inner {
         if self.supervisor.cast(SupervisorMsg::Stop(Some(send))).is_ok() {
             let _ = receive.await;
         }
-        let links = self.links.clone();
-        let _ = self.env.blocking("shoal-links", move || links.shutdown()).await;
+        let (links, detours) = (self.links.clone(), self.detours.clone());
+        let end = move || {
+            detours.end();
+            links.shutdown();
+        };
+        let _ = self.env.blocking("shoal-links", end).await;
         drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

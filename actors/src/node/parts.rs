@@ -26,7 +26,7 @@ use crate::secret::{ClusterKey, Identity};
 use crate::service::{Inbound, Services, ServicesLimits};
 use crate::stage::links::TensorLinks;
 use crate::stage::pipes::{Pipes, ThreadPipes};
-use crate::stage::{StageNotices, Stages, Workers, WorkersArguments, WorkersMsg};
+use crate::stage::{DetourServer, Detours, StageNotices, Stages, Workers, WorkersArguments, WorkersMsg};
 use crate::supervise::{ChildSpec, Restart, SuperviseError, Supervision};
 use crate::topology::{Topology, TopologyActor, TopologyArguments};
 
@@ -177,7 +177,11 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     let files = LocalFiles::default();
     let check = leases.clone();
     let (find, store) = (files.clone(), catalog.clone());
-    let pipes: Arc<dyn Pipes> = Arc::new(ThreadPipes::new(env.clone(), settings.links.clone()));
+    let detours = DetourServer::new(settings.links.clone());
+    let passing = detours.clone();
+    services.serve::<Detours>(move |call| passing.answer(call)).map_err(|e| part("detours")(e.to_string()))?;
+    let links = settings.links.clone().with_detours(services.clone());
+    let pipes: Arc<dyn Pipes> = Arc::new(ThreadPipes::new(env.clone(), links));
     let arguments = WorkersArguments {
         env: env.clone(),
         services: services.clone(),
@@ -253,6 +257,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
         leases,
         keeper,
         links: settings.links,
+        detours,
         placement,
         workers: worker,
         supervisor,

@@ -1,8 +1,9 @@
 //! The device thread of a stage: loads it, takes its links, and then does nothing but receive a step, run it and send
 //! it on. When the pipeline breaks the stage stays in memory, and waits for a place in the next one.
 //!
-//! It is a shell around [`StageMachine`]. No actor, no executor and no lock is in its loop; it tells its actor about
-//! the beginning and the end only.
+//! It is a shell around [`StageMachine`]. No actor and no executor is in its loop, and no lock that anybody holds while
+//! the links are well; it tells its actor about the beginning and the end only. Its links may be replaced under it, of
+//! which it notices nothing.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,9 +12,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use shoal_engine::stage::{StageOptions, StageSpec};
-use shoal_transport::channel;
-use shoal_transport::link::{Link, LinkCloser};
-use shoal_transport::provider::Expected;
+use shoal_transport::path::{self, Expecting, PathCloser};
 
 use super::links::{LINK_TIMEOUT, TensorLinks};
 use super::machine::StageMachine;
@@ -47,7 +46,7 @@ pub(super) struct DeviceArguments {
 /// A stage's place in a pipeline.
 pub(super) struct Seat {
     pub(super) key: StageKey,
-    pub(super) upstream: Expected,
+    pub(super) upstream: Expecting,
     pub(super) slot_bytes: u32,
     /// Counts the places that the stage was given.
     pub(super) number: u64,
@@ -67,7 +66,7 @@ pub(super) struct Stop {
     asked: AtomicBool,
     /// The number of the newest place.
     newest: AtomicU64,
-    closers: std::sync::Mutex<Vec<LinkCloser>>,
+    closers: std::sync::Mutex<Vec<PathCloser>>,
 }
 
 impl Stop {
@@ -75,9 +74,8 @@ impl Stop {
         self.asked.load(Ordering::Acquire)
     }
 
-    /// Closes `link` when the thread is to leave the place with this number.
-    fn watch(&self, link: &Arc<dyn Link>, number: u64) {
-        let closer = LinkCloser::new(link);
+    /// Closes a hop when the thread is to leave the place with this number.
+    fn watch(&self, closer: PathCloser, number: u64) {
         self.closers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(closer);
         // Asked in the meantime: the list may have been gone through already.
         if self.asked() || self.newest.load(Ordering::Acquire) > number {
@@ -90,7 +88,7 @@ impl Stop {
         self.newest.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Ends the links that are there.
+    /// Ends the hops that are there.
     pub(super) fn leave(&self) {
         self.closers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).drain(..).for_each(|closer| closer.close());
     }
@@ -165,21 +163,24 @@ fn drive(arguments: DeviceArguments, events: &Events) -> Result<(), String> {
 fn serve(machine: &mut StageMachine, seat: Seat, to: &LinkStage, links: &TensorLinks, stop: &Stop, events: &Events) -> Result<(), String> {
     let Seat { key, upstream, slot_bytes, number } = seat;
     let fence = key.fence();
-    let link = links.dial(to.to, &to.endpoints, &to.ticket, to.slot_bytes).map_err(|error| error.to_string())?;
-    stop.watch(&link, number);
-    let down = channel::sender(link, fence, TensorLinks::options(to.slot_bytes), links.effects()).map_err(|error| error.to_string())?;
+    let down = links.dial(to.to, &to.endpoints, &to.ticket, to.slot_bytes).map_err(|error| error.to_string())?;
+    stop.watch(down.closer(), number);
+    stop.watch(upstream.closer(), number);
+    // Whoever waits for the stage before is not to wait longer when the stage after is gone.
+    let before = upstream.closer();
+    let down = down.sender(fence, TensorLinks::options(to.slot_bytes)).map_err(|error| error.to_string())?;
+    down.when_down(move |_| before.close());
     events(StageEvent::Linked(key));
-    let link =
+    let up =
         upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
-    stop.watch(&link, number);
-    let up = channel::receiver(link, fence, TensorLinks::options(slot_bytes), links.effects()).map_err(|error| error.to_string())?;
+    let up = up.receiver(fence, TensorLinks::options(slot_bytes)).map_err(|error| error.to_string())?;
     steps(machine, up, down, links, stop)
 }
 
 fn steps(
     machine: &mut StageMachine,
-    mut up: channel::Receiver,
-    mut down: channel::Sender,
+    mut up: path::PathReceiver,
+    mut down: path::PathSender,
     links: &TensorLinks,
     stop: &Stop,
 ) -> Result<(), String> {
@@ -188,8 +189,13 @@ fn steps(
     while !stop.asked() {
         let received = match up.recv(effects.after(IDLE)) {
             Ok(received) => received,
-            Err(channel::RecvError::Deadline) => continue,
-            Err(error) => return Err(format!("the stage before is gone: {error}")),
+            Err(path::RecvError::Deadline) => continue,
+            Err(error) => {
+                return Err(match down.down() {
+                    Some(down) => format!("the stage after is gone: {down}"),
+                    None => format!("the stage before is gone: {error}"),
+                });
+            }
         };
         if received.kind() != KIND_STEP {
             return Err(format!("the stage before sent a message of unknown kind {}", received.kind()));

@@ -9,10 +9,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use shoal_transport::Effects;
-use shoal_transport::channel;
 use shoal_transport::frame::Fence;
-use shoal_transport::link::LinkCloser;
-use shoal_transport::provider::{Endpoint, Expected, Ticket};
+use shoal_transport::path::{self, Expecting};
+use shoal_transport::provider::{Endpoint, Ticket};
 
 use super::links::{LINK_TIMEOUT, LinkFailure, TensorLinks};
 use super::message::{KIND_STEP, KIND_TOKENS, Tokens};
@@ -143,17 +142,17 @@ impl Port {
         links: &TensorLinks,
         spawner: Arc<dyn Spawner>,
         plan: PortPlan,
-        last: Expected,
+        last: Expecting,
         token_bytes: u32,
     ) -> Result<(PortSender, Self), String> {
         let words = |error: &dyn fmt::Display| error.to_string();
         let first =
             links.dial(plan.first, &plan.first_endpoints, &plan.first_ticket, plan.step_bytes).map_err(|e: LinkFailure| words(&e))?;
         let last = last.accept(links.effects().after(LINK_TIMEOUT)).map_err(|e| format!("the last stage did not connect: {e}"))?;
-        let closers = [LinkCloser::new(&first), LinkCloser::new(&last)];
-        let closer = PortCloser::new(move || closers.iter().for_each(LinkCloser::close));
-        let sender = channel::sender(first, plan.fence, TensorLinks::options(plan.step_bytes), links.effects()).map_err(|e| words(&e))?;
-        let receiver = channel::receiver(last, plan.fence, TensorLinks::options(token_bytes), links.effects()).map_err(|e| words(&e))?;
+        let closers = [first.closer(), last.closer()];
+        let closer = PortCloser::new(move || closers.iter().for_each(path::PathCloser::close));
+        let sender = first.sender(plan.fence, TensorLinks::options(plan.step_bytes)).map_err(|e| words(&e))?;
+        let receiver = last.receiver(plan.fence, TensorLinks::options(token_bytes)).map_err(|e| words(&e))?;
         let depth = plan.depth + 1;
         let (steps, queue) = mpsc::sync_channel(depth);
         let take = move |step: Vec<u8>| {
@@ -184,8 +183,8 @@ impl Port {
 /// A port over tensor links, connected.
 struct Threads {
     effects: Effects,
-    sender: channel::Sender,
-    receiver: channel::Receiver,
+    sender: path::PathSender,
+    receiver: path::PathReceiver,
     closer: PortCloser,
     queue: mpsc::Receiver<Vec<u8>>,
 }
@@ -195,6 +194,12 @@ impl Threads {
         let Self { effects, mut sender, mut receiver, closer, queue } = self;
         let PortEvents { tokens, broken } = events;
         let (time, lost) = (effects.clone(), Arc::clone(&broken));
+        // While no step is on its way, nobody else would notice that the first stage is gone.
+        let (idle, both) = (Arc::clone(&broken), closer.clone());
+        sender.when_down(move |down| {
+            idle(format!("the link to the first stage is gone: {down}"));
+            both.close();
+        });
         spawner.thread(
             "shoal-steps".to_owned(),
             Box::new(move || {
@@ -213,7 +218,7 @@ impl Threads {
                 let reason = loop {
                     let received = match receiver.recv(effects.after(IDLE)) {
                         Ok(received) => received,
-                        Err(channel::RecvError::Deadline) => continue,
+                        Err(path::RecvError::Deadline) => continue,
                         Err(error) => break format!("the link from the last stage is gone: {error}"),
                     };
                     if received.kind() != KIND_TOKENS {

@@ -153,7 +153,7 @@ pub fn forward(
                 break;
             }
             Err(error) => {
-                let known = failed.failure != Failure::Unreached;
+                let known = !matches!(failed.failure, Failure::Unreached | Failure::Gone);
                 failed = RouteError { failure: if known { failed.failure } else { error.failure }, reason: error.reason };
             }
         }

@@ -20,9 +20,13 @@ pub(super) struct Current {
     pub(super) link: Arc<dyn Link>,
 }
 
+/// Told once that a hop is down.
+pub(super) type WhenDown = Box<dyn FnOnce(&Down) + Send>;
+
 struct State {
     current: Option<Current>,
     down: Option<Down>,
+    when_down: Vec<WhenDown>,
 }
 
 /// Who decides at this end.
@@ -56,7 +60,7 @@ impl Hop {
         Arc::new(Self {
             effects,
             owner,
-            state: Mutex::new(State { current: None, down: None }),
+            state: Mutex::new(State { current: None, down: None, when_down: Vec::new() }),
             changed: Condvar::new(),
             moving: Mutex::new(()),
             cell: Mutex::new(Weak::new()),
@@ -92,13 +96,26 @@ impl Hop {
     /// Ends the hop, unless it has ended before.
     pub(super) fn go_down(&self, down: Down) {
         let mut state = self.state();
-        state.down.get_or_insert(down);
-        let current = state.current.clone();
+        let down = state.down.get_or_insert(down).clone();
+        let (current, told) = (state.current.clone(), std::mem::take(&mut state.when_down));
         drop(state);
         if let Some(current) = current {
             current.link.close(CloseReason::Local);
         }
         self.changed.notify_all();
+        told.into_iter().for_each(|tell| tell(&down));
+    }
+
+    /// Has `tell` called when the hop is down: at once, if it is.
+    pub(super) fn when_down(&self, tell: WhenDown) {
+        let mut state = self.state();
+        match state.down.clone() {
+            Some(down) => {
+                drop(state);
+                tell(&down);
+            }
+            None => state.when_down.push(tell),
+        }
     }
 
     pub(super) fn down(&self) -> Option<Down> {

@@ -57,6 +57,8 @@ struct Way {
     failed: Option<String>,
     /// Whether it has ever been there.
     known: bool,
+    /// Whether nobody listens there any more, as the last try since the link was lost has shown.
+    gone: bool,
     /// Failures in a row.
     failures: u32,
     /// How often it has failed under way, lately.
@@ -102,6 +104,7 @@ impl Caller {
             spare: prospect.spare,
             failed: None,
             known: false,
+            gone: false,
             failures: 0,
             losses: 0,
             next: if prospect.spare { now + options.stagger * SPARE_STAGGERS } else { now },
@@ -208,6 +211,7 @@ impl Caller {
             let way = &mut self.ways[*way];
             way.failed = None;
             way.known = true;
+            way.gone = false;
             way.failures = 0;
         }
     }
@@ -241,7 +245,7 @@ impl Caller {
         if matches!(stage, Stage::Measuring | Stage::Dialling) {
             match failure {
                 Failure::Refused => self.numbers.refused(number),
-                Failure::Unreached => self.numbers.unused(number),
+                Failure::Unreached | Failure::Gone => self.numbers.unused(number),
                 Failure::Unknown => self.numbers.failed(number),
             }
         }
@@ -249,6 +253,7 @@ impl Caller {
         let options = self.options;
         let way = &mut self.ways[index];
         way.failures = way.failures.saturating_add(1);
+        way.gone = failure == Failure::Gone;
         let pause = match (failure, self.current) {
             // The next number may be the right one.
             (Failure::Refused, None) => Duration::ZERO,
@@ -277,6 +282,7 @@ impl Caller {
         let lasting = now.since(current.since) > self.settle(current.way) * 8;
         for way in &mut self.ways {
             way.better_since = None;
+            way.gone = false;
             way.tries = u32::from(way.spare);
             way.next = if way.spare { now + self.options.stagger * SPARE_STAGGERS } else { now };
         }
@@ -320,7 +326,7 @@ impl Caller {
     fn find(&mut self, now: Instant, actions: &mut Vec<Action>) {
         // A hop that had a link waits for its ways to come back; before the first, what does not answer is not there.
         let hopeless = self.epoch == 0 && self.attempts.is_empty() && self.ways.iter().all(|way| way.tries >= FIRST_TRIES);
-        if now >= self.limit || self.numbers.is_unwanted() || hopeless {
+        if now >= self.limit || self.numbers.is_unwanted() || hopeless || self.is_deserted() {
             self.down = true;
             let made = self.attempts.iter().filter(|(_, attempt)| attempt.stage == Stage::Made);
             actions.extend(made.map(|(attempt, _)| Action::Drop { attempt: *attempt }));
@@ -348,6 +354,14 @@ impl Caller {
             self.ways[way].tries += 1;
             self.next_dial = now + self.options.stagger;
         }
+    }
+
+    /// Whether the peer's process has ended: nobody listens any more at the end of any way that ever led to it. A cable that is out
+    /// does not look like that.
+    fn is_deserted(&self) -> bool {
+        let mut led = self.ways.iter().filter(|way| way.known && !way.spare).peekable();
+        let made = |attempt: &Attempt| matches!(attempt.stage, Stage::Made | Stage::Taking { .. });
+        self.epoch > 0 && led.peek().is_some() && led.all(|way| way.gone) && !self.attempts.values().any(made)
     }
 
     /// Has the best of the links that were made taken, unless one is being taken.
@@ -415,5 +429,62 @@ impl Caller {
         let until = now + self.options.dial_max;
         actions.push(Action::Dial { attempt, way, number, measure, until });
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(milliseconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(milliseconds)
+    }
+
+    /// Plays a hop whose ways 0 and 1 have both been there; way 2 never was. Its link is lost after a second, and each way then
+    /// fails as it is told. Says when it goes down.
+    fn down_after(failures: [Failure; 3]) -> u64 {
+        let way = Prospect { estimate: Estimate::guess(Duration::from_micros(100), 1e8), spare: false };
+        let mut caller = Caller::new(PathOptions::default(), &[way; 3], at(0), at(15_000));
+        let mut lost = None;
+        let mut seen = [false; 3];
+        for now in 0..10_000 {
+            let mut actions = caller.tick(at(now));
+            if lost.is_none() && now >= 1000 && seen[..2] == [true; 2] {
+                let (epoch, _) = caller.current().expect("there is a link");
+                actions.extend(caller.handle(at(now), Event::Lost { epoch, reason: "the process ended".to_owned() }));
+                lost = Some(now);
+            }
+            while let Some(action) = actions.pop() {
+                let event = match action {
+                    Action::Dial { attempt, way, .. } if lost.is_some() || way == 2 => {
+                        let failure = if lost.is_some() { failures[way] } else { Failure::Unreached };
+                        Event::Failed { attempt, failure, reason: "no".to_owned() }
+                    }
+                    Action::Dial { attempt, way, measure, .. } => {
+                        seen[way] = true;
+                        if measure {
+                            let sample = Sample { rtt: Duration::from_micros(100 + way as u64), bytes_per_second: Some(1e8) };
+                            Event::Measured { attempt, sample }
+                        } else {
+                            Event::Made { attempt }
+                        }
+                    }
+                    Action::Take { attempt, .. } => Event::Taken { attempt },
+                    Action::Carry { .. } | Action::Drop { .. } => continue,
+                    Action::Down { .. } => return now - lost.expect("it had a link"),
+                };
+                actions.extend(caller.handle(at(now), event));
+            }
+        }
+        panic!("it did not go down")
+    }
+
+    #[test]
+    fn a_peer_whose_process_has_ended_is_not_waited_for() {
+        let patience = u64::try_from(PathOptions::default().patience.as_millis()).unwrap();
+        assert!(down_after([Failure::Gone, Failure::Gone, Failure::Unreached]) < patience / 2);
+        // One cable that is out, and nobody knows what is behind it.
+        assert!(down_after([Failure::Unreached, Failure::Gone, Failure::Gone]) >= patience);
+        assert!(down_after([Failure::Gone, Failure::Unknown, Failure::Gone]) >= patience);
     }
 }

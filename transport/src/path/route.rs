@@ -33,6 +33,7 @@ impl From<DialError> for RouteError {
     fn from(error: DialError) -> Self {
         let failure = match &error {
             DialError::Refused { .. } => Failure::Refused,
+            DialError::Nobody { .. } => Failure::Gone,
             DialError::Unreachable { .. } | DialError::Endpoint { .. } | DialError::Stopped(_) => Failure::Unreached,
             _ => Failure::Unknown,
         };

@@ -165,6 +165,16 @@ impl PathSender {
         PathHealth::of(&self.hop)
     }
 
+    /// Has `tell` called once the hop is down, from whichever thread finds out: at once, if it is down already. It must not wait.
+    pub fn when_down(&self, tell: impl FnOnce(&Down) + Send + 'static) {
+        self.hop.when_down(Box::new(tell));
+    }
+
+    /// Why the hop is down, if it is.
+    pub fn down(&self) -> Option<Down> {
+        self.hop.down()
+    }
+
     /// A handle with which another thread can end the hop.
     pub fn closer(&self) -> PathCloser {
         PathCloser::new(&self.hop)

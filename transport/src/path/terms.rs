@@ -59,6 +59,8 @@ pub enum Failure {
     Refused,
     /// Nobody was reached.
     Unreached,
+    /// The host was reached, and nobody listens there.
+    Gone,
     /// Anything may have become of it at the other end.
     Unknown,
 }

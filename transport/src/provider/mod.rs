@@ -212,6 +212,12 @@ pub enum DialError {
         /// The system's words.
         reason: String,
     },
+    /// The host is there, and nobody listens. If a peer ever did, its process has ended.
+    #[error("nobody listens at {endpoint}")]
+    Nobody {
+        /// Where.
+        endpoint: Endpoint,
+    },
     /// The peer does not expect this ticket with this secret (any more). It does not say which.
     #[error("{endpoint} refused ticket {id:032x}: it does not expect it, has used it already, or holds another secret for it")]
     Refused {

@@ -140,7 +140,7 @@ impl Provider for MemoryProvider {
             return Err(unreachable("it is on another fabric, perhaps in another process"));
         }
         let there = lock(&self.fabric.0.ports).open.get(&port).and_then(Weak::upgrade);
-        let there = there.ok_or_else(|| unreachable("nobody is at this place of the fabric"))?;
+        let there = there.ok_or(DialError::Nobody { endpoint })?;
         let desk = &there.desk;
         let id = ticket.id();
         let refused = DialError::Refused { endpoint, id };

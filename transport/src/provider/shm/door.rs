@@ -119,6 +119,7 @@ impl Making {
         let deadline = deadline.min(self.effects.after(self.handshake_max));
         let stream = self.connect(door, deadline).map_err(|error| match error.kind() {
             ErrorKind::TimedOut => DialError::Deadline { endpoint },
+            ErrorKind::ConnectionRefused => DialError::Nobody { endpoint },
             _ => DialError::Unreachable { endpoint, reason: error.to_string() },
         })?;
         // Whoever has the name has not proved anything yet, but another user is nobody to talk to.

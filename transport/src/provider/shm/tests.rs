@@ -35,7 +35,7 @@ fn nobody_behind_a_door_is_said_at_once() {
     let one = provider(&effects, ShmOptions::default());
     let endpoint = Endpoint::Shm { door: 1 };
     let error = one.dial(&endpoint, &Ticket::random(&SystemRng), OPTIONS, soon(&effects)).unwrap_err();
-    assert!(matches!(error, DialError::Unreachable { .. }), "{error}");
+    assert!(matches!(error, DialError::Nobody { .. }), "{error}");
 }
 
 #[test]

@@ -128,6 +128,7 @@ impl TcpProvider {
         let stream = self.connect(address, deadline).map_err(|error| {
             Failed::Final(match error.kind() {
                 ErrorKind::TimedOut | ErrorKind::WouldBlock => DialError::Deadline { endpoint },
+                ErrorKind::ConnectionRefused => DialError::Nobody { endpoint },
                 _ => DialError::Unreachable { endpoint, reason: error.to_string() },
             })
         })?;

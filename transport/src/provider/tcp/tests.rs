@@ -159,7 +159,7 @@ fn a_dial_ends_by_its_deadline() {
     assert!(matches!(dialled, Err(DialError::Deadline { .. })), "{dialled:?}");
     drop(mute);
     let dialled = provider.dial(&endpoint, &ticket, OPTIONS, soon(&effects));
-    assert!(matches!(dialled, Err(DialError::Unreachable { .. })), "{dialled:?}");
+    assert!(matches!(dialled, Err(DialError::Nobody { .. })), "{dialled:?}");
 }
 
 #[test]

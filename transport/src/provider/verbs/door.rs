@@ -256,6 +256,7 @@ impl Making {
         let deadline = deadline.min(self.effects.after(self.options.handshake_max));
         let stream = self.connect(address, from, deadline).map_err(|error| match error.kind() {
             ErrorKind::TimedOut | ErrorKind::WouldBlock => DialError::Deadline { endpoint },
+            ErrorKind::ConnectionRefused => DialError::Nobody { endpoint },
             _ => DialError::Unreachable { endpoint, reason: error.to_string() },
         })?;
         let failed = |error: std::io::Error| match error.kind() {
