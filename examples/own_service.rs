@@ -67,9 +67,9 @@ pub(crate) async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let count = laptop.remote::<WordCount>(desk.id()).call(Text("the sea the shoal".to_owned()), Duration::from_secs(5)).await?;
     println!("desk counted for laptop: {count:?}");
-
     let lease = laptop.pool("word counts").lease(1 << 20, Some(desk.id())).await?;
-    println!("desk lends laptop {} bytes; {} of its memory are left", lease.bytes(), desk.leases().totals.free());
+    lease.put(0, *b"the sea").await?;
+    println!("desk lends laptop {} bytes; they begin with {:?}", lease.bytes(), String::from_utf8(lease.get(0, 7).await?)?);
     lease.release().await;
 
     laptop.leave().await;

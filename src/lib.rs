@@ -38,7 +38,8 @@
 //! # Memory of other machines
 //!
 //! [`Node::pool`] leases memory anywhere in the cluster, under the same accounting as models: an owner never lends more
-//! than it offers, and a lease that is not renewed goes back.
+//! than it offers, and a lease that is not renewed goes back. [`UserLease::put`] and [`UserLease::get`] write and read it, through
+//! shared memory on one machine and over the network between two.
 //!
 //! # HTTP
 //!
@@ -57,6 +58,7 @@ pub use shoal_actors::node::{
     default_goal,
 };
 pub use shoal_actors::plan::{Goal, Plan, Prefer};
+pub use shoal_actors::region::{REGION_UNIT, RegionError};
 pub use shoal_actors::request::{ChatMessage, Finish, Prompt, Timing, TokenEvent};
 pub use shoal_actors::secret::ClusterKey;
 pub use shoal_actors::service::{CallError, Inbound, Remote, Replier, Service, ServiceId};

@@ -18,6 +18,7 @@ pub mod membership;
 pub mod network;
 pub mod node;
 pub mod plan;
+pub mod region;
 pub mod request;
 pub mod scheduler;
 pub mod secret;

@@ -23,5 +23,7 @@ pub(crate) const JOURNAL: ServiceId = ServiceId::system(8);
 pub(crate) const PLACEMENT: ServiceId = ServiceId::system(9);
 /// Measuring of tensor links, for [`crate::linkbench`].
 pub(crate) const LINK_BENCH: ServiceId = ServiceId::system(10);
+/// The way to memory that a node lends to programs, for [`crate::region`].
+pub(crate) const REGION_MEMORY: ServiceId = ServiceId::system(12);
 /// Hops that a node passes messages on for, for [`crate::stage`].
 pub(crate) const DETOURS: ServiceId = ServiceId::system(11);

@@ -129,6 +129,7 @@ impl SimNode {
             env: env.clone(),
             services: services.clone(),
             on_fence: plan.serving.as_ref().map_or(plan.on_fence, |serving| serving::fence(&slot, serving.broken)),
+            on_renew: Arc::new(|_, _| {}),
             on_term: Arc::new(|_, _| {}),
         };
         let leases_actor = LeasesActor::start(arguments, above()).await?;

@@ -136,6 +136,9 @@ pub struct Instance {
     pub reason: Option<String>,
     /// The id of the node that conducts it.
     pub conductor: String,
+    /// How often it was claimed, by that node and those before it.
+    #[serde(default)]
+    pub term: u64,
     /// Longest sequence, in tokens.
     pub context_tokens: u32,
     /// Its stages, in the order in which a token passes them.
@@ -353,6 +356,7 @@ impl Instance {
             state: state.to_owned(),
             reason,
             conductor: summary.term.node.to_string(),
+            term: summary.term.counter,
             context_tokens: summary.context_tokens,
             stages: stages.collect(),
             prefill_tok_s: summary.prefill_tok_s,

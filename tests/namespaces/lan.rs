@@ -28,6 +28,8 @@ pub(crate) enum Addresses {
     /// 192.168.77.1, 192.168.77.2 and so on, and a router at 192.168.77.254 that drops, without a word, what is for other
     /// networks, as those of homes do with private addresses.
     Home,
+    /// Two cables for each host, to two bridges: 10.77.N.1 and so on by the first, 10.76.N.1 and so on by the second.
+    Two(u8),
     /// None.
     LinkLocal,
 }
@@ -58,6 +60,10 @@ impl Lan {
         ip(&["-n", &hub, "link", "set", "lo", "up"])?;
         ip(&["-n", &hub, "link", "add", "lan", "type", "bridge"])?;
         ip(&["-n", &hub, "link", "set", "lan", "up"])?;
+        if matches!(addresses, Addresses::Two(_)) {
+            ip(&["-n", &hub, "link", "add", "lan2", "type", "bridge"])?;
+            ip(&["-n", &hub, "link", "set", "lan2", "up"])?;
+        }
         if addresses == Addresses::Home {
             // A namespace passes nothing on unless it is told to.
             ip(&["-n", &hub, "address", "add", &format!("{ROUTER}/24"), "dev", "lan"])?;
@@ -70,8 +76,16 @@ impl Lan {
             ip(&["-n", &hub, "link", "set", &port, "master", "lan"])?;
             ip(&["-n", &hub, "link", "set", &port, "up"])?;
             ip(&["-n", &namespace, "link", "set", "eth0", "up"])?;
+            if let Addresses::Two(net) = addresses {
+                let port = nth_port(host, 1);
+                ip(&["link", "add", &port, "netns", &hub, "type", "veth", "peer", "name", "eth1", "netns", &namespace])?;
+                ip(&["-n", &hub, "link", "set", &port, "master", "lan2"])?;
+                ip(&["-n", &hub, "link", "set", &port, "up"])?;
+                ip(&["-n", &namespace, "link", "set", "eth1", "up"])?;
+                ip(&["-n", &namespace, "address", "add", &format!("10.76.{net}.{number}/24"), "dev", "eth1"])?;
+            }
             let (address, route) = match addresses {
-                Addresses::V4(net) => (format!("10.77.{net}.{number}/24"), ["224.0.0.0/4", "dev", "eth0"]),
+                Addresses::V4(net) | Addresses::Two(net) => (format!("10.77.{net}.{number}/24"), ["224.0.0.0/4", "dev", "eth0"]),
                 Addresses::Home => (format!("192.168.77.{number}/24"), ["default", "via", ROUTER]),
                 Addresses::LinkLocal => continue,
             };
@@ -107,9 +121,14 @@ impl Lan {
 
     /// Gets ready to pull a host's cable in an instant: it takes no program that would have to be started first.
     pub(crate) fn hand_on(&self, host: &str) -> Cable {
+        self.hand_on_nth(host, 0)
+    }
+
+    /// The same for its cable of this number, 0 or 1.
+    pub(crate) fn hand_on_nth(&self, host: &str, nth: usize) -> Cable {
         let mut command = Command::new("ip");
         command.args(["-n", &self.hub(), "-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
-        Cable { port: port(host), ip: command.spawn().expect("ip runs") }
+        Cable { port: nth_port(host, nth), ip: command.spawn().expect("ip runs") }
     }
 
     /// Gives a host what a container engine does: a bridge with the usual address, and a container on it.
@@ -132,7 +151,12 @@ impl Lan {
 
     /// Plugs a host's cable in again.
     pub(crate) fn plug_in(&self, host: &str) {
-        ip(&["-n", &self.hub(), "link", "set", &port(host), "up"]).expect("plugged in");
+        self.plug_in_nth(host, 0);
+    }
+
+    /// Plugs its cable of this number in again.
+    pub(crate) fn plug_in_nth(&self, host: &str, nth: usize) {
+        ip(&["-n", &self.hub(), "link", "set", &nth_port(host, nth), "up"]).expect("plugged in");
     }
 }
 
@@ -171,7 +195,11 @@ impl Drop for Cable {
 
 /// The bridge's end of a host's cable. Names of interfaces have at most 15 letters.
 fn port(host: &str) -> String {
-    format!("to-{host}")
+    nth_port(host, 0)
+}
+
+fn nth_port(host: &str, nth: usize) -> String {
+    if nth == 0 { format!("to-{host}") } else { format!("also-{host}") }
 }
 
 /// Does something in a namespace: sockets that are opened and processes that are started there belong to it.

@@ -2,7 +2,7 @@
 //!
 //! What only a network between hosts shows is tested here: nodes that are told no address find each other, a model is
 //! split between hosts, a host whose cable is pulled in mid-answer is missed by the others, which go on without it, and
-//! it is one of them again when the cable is back. How long things took is printed; only bounds far above what they
+//! it is one of them again when the cable is back; a host that has another cable is not missed. How long things took is printed; only bounds far above what they
 //! should take are asserted.
 //!
 //! It takes Linux, root and the program `ip`. Where they lack, a line says so and the tests pass; with
@@ -312,4 +312,64 @@ fn a_container_bridge_misleads_nobody() {
     tell(&format!("with container bridges: placed on three hosts in {:.2?}", began.elapsed()));
     let expected = doors[0].answer(SHORT);
     short_answers(&doors, &expected);
+}
+
+/// Hosts with two cables. One is pulled in mid-answer, then the other one: whatever is on it, activations or what nodes have to say to
+/// each other, goes on by the one that is left, and nobody is missed.
+#[test]
+fn a_pulled_cable_is_little_where_there_is_another_one() {
+    let names = ["alpha", "bravo"];
+    let Some((lan, _turn)) = lay("two", &names, Addresses::Two(3)) else { return };
+    let (_folder, root) = folder();
+    let hosts = join(&lan, &root, "with two cables", &[("alpha", None), ("bravo", None)]);
+    let doors: Vec<&Door> = hosts.iter().map(|host| &host.door).collect();
+    let placed = doors[0].load(2);
+    let whole = doors[0].answer(LONG);
+    let mut noticed = false;
+    for tries in 0..TRIES {
+        let (cable, victim, other) = (tries % 2, doors[tries / 2 % 2], doors[(tries / 2 + 1) % 2]);
+        // Both ends know where the other one is by the cable that stays.
+        let pause = pull_one_of_two(&lan, cable, victim, other, &whole, Duration::from_millis(20 + 35 * tries as u64 % 200));
+        tell(&format!("two cables: without number {} of {} the longest pause was {pause:.2?}", cable + 1, victim.name));
+        noticed |= pause >= NOTICED;
+        let instance = &other.state()["instances"][0];
+        assert!(placed["term"].is_u64() && placed["id"].is_string(), "{placed}");
+        assert_eq!((&instance["id"], &instance["term"]), (&placed["id"], &placed["term"]), "nobody took the model over");
+        assert_eq!(instance["stages"].as_array().map(Vec::len), Some(2), "{instance}");
+        short_answers(&doors, &whole[..SHORT as usize]);
+        lan.plug_in_nth(&victim.name, cable);
+        // The links go back to a cable when it has been seen to be well.
+        std::thread::sleep(Duration::from_secs(2));
+        if noticed && tries >= 3 {
+            return;
+        }
+    }
+    panic!("no cable that was pulled was in use");
+}
+
+/// Pulls one of a host's cables in the midst of an answer, and looks on for a while. Gives the longest pause of the answer.
+fn pull_one_of_two(lan: &Lan, cable: usize, victim: &Door, other: &Door, whole: &[u64], after: Duration) -> Duration {
+    let mut hand = lan.hand_on_nth(&victim.name, cable);
+    std::thread::scope(|scope| {
+        let watching = scope.spawn(move || {
+            std::thread::sleep(after);
+            hand.pull();
+            let until = Instant::now() + Duration::from_secs(3);
+            while Instant::now() < until {
+                let (seen, state) = (other.sees(), other.state());
+                assert!(seen.get(&victim.name).is_some_and(|state| state != "dead"), "{} sees {seen:?}", other.name);
+                assert_eq!(state["instances"][0]["state"], "ready", "{} knows {}", other.name, state["instances"]);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let (mut last, mut pause) = (Instant::now(), Duration::ZERO);
+        let answer = other.ask(LONG, |_| {
+            pause = pause.max(last.elapsed());
+            last = Instant::now();
+        });
+        assert!(answer.done && answer.error.is_none(), "{answer:?}");
+        assert_eq!(answer.token_ids, whole, "a pulled cable changes no token");
+        watching.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        pause
+    })
 }

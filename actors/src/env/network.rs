@@ -177,6 +177,12 @@ pub trait Network: Send + Sync + fmt::Debug + 'static {
     /// Tries to connect to a peer. The answer is an event. `peer` is verified when given.
     fn dial(&self, peer: Option<NodeId>, address: SocketAddr);
 
+    /// Nothing is heard of a connected peer, which may be at these addresses, too. A network that can make another connection to it tries;
+    /// if one comes about, [`NetworkEvent::Disconnected`] and [`NetworkEvent::Connected`] say so.
+    fn doubt(&self, peer: NodeId, addresses: Vec<SocketAddr>) {
+        let _ = (peer, addresses);
+    }
+
     /// Closes every connection to a peer.
     fn disconnect(&self, peer: NodeId);
 

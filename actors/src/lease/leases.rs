@@ -14,7 +14,7 @@ use super::owner::{Input, Output, Owner, OwnerConfig, RequestKey};
 use super::types::{LeaseInfo, LeaseState, LeaseUse, LeaseView, TokenSeed, Totals};
 use super::wire::LeaseReply;
 use super::{LeaseKeeper, timing};
-use crate::env::{Clock, Env};
+use crate::env::{Clock, Env, Instant};
 use crate::ids::{Incarnation, InstanceId, LeaseId, NodeId, Term};
 use crate::service::{Inbound, Replier, ServeError, Services};
 use crate::wake::Wake;
@@ -30,6 +30,9 @@ pub type FenceHook = Arc<dyn Fn(LeaseId, FenceHolds) + Send + Sync>;
 /// Hears that an instance is under a new term here, before the claimant does. It must not block.
 pub type TermHook = Arc<dyn Fn(InstanceId, Term) + Send + Sync>;
 
+/// Hears that a holder has renewed a lease, and until when it holds now. It must not block.
+pub type RenewHook = Arc<dyn Fn(LeaseId, Instant) + Send + Sync>;
+
 /// Hears the sums whenever they change. It must not block.
 pub type TotalsSubscriber = Box<dyn Fn(Totals) + Send + Sync>;
 
@@ -44,6 +47,8 @@ pub struct LeasesArguments {
     pub services: Services,
     /// Whoever holds memory of leases gives it up here.
     pub on_fence: FenceHook,
+    /// Whoever lets holders at memory learns of renewals here.
+    pub on_renew: RenewHook,
     /// Whoever must refuse frames of older terms learns of new ones here.
     pub on_term: TermHook,
 }
@@ -277,7 +282,7 @@ impl Running {
             (owner.step(now, input), owner.next_wake(), owner.totals())
         };
         for output in outputs {
-            self.perform(output);
+            self.perform(now, output);
         }
         if self.told != Some(totals) {
             self.told = Some(totals);
@@ -291,11 +296,13 @@ impl Running {
         }
     }
 
-    fn perform(&mut self, output: Output) {
+    fn perform(&mut self, now: Instant, output: Output) {
         match output {
             Output::Reply { key, reply } => {
-                if let LeaseReply::Refused(error) = &reply {
-                    tracing::debug!(target: "shoal::lease", %error, "refused");
+                match &reply {
+                    LeaseReply::Refused(error) => tracing::debug!(target: "shoal::lease", %error, "refused"),
+                    LeaseReply::Renewed { lease, ttl } => (self.arguments.on_renew)(*lease, now + *ttl),
+                    _ => {}
                 }
                 if let Some(question) = self.questions.remove(&key) {
                     question.reply(reply);

@@ -28,7 +28,7 @@ pub use error::{AcquireError, LeaseError, LostReason};
 pub use holder::{ClaimError, LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, LeaseKeeperMessage, LostSubscriber};
 pub use keeper::{HeldLease, LostLease};
 pub use leases::{
-    FenceHolds, FenceHook, Leases, LeasesActor, LeasesArguments, LeasesMessage, LeasesStartError, TermHook, TotalsSubscriber,
+    FenceHolds, FenceHook, Leases, LeasesActor, LeasesArguments, LeasesMessage, LeasesStartError, RenewHook, TermHook, TotalsSubscriber,
 };
 pub(crate) use size::size;
 pub use types::{

@@ -178,6 +178,7 @@ impl Cluster {
                 Some(fences) => drop(fences.lock().unwrap().insert(lease, holds)),
                 None => holds(),
             }),
+            on_renew: Arc::new(|_, _| {}),
             on_term: Arc::new(|_, _| {}),
         };
         LeasesActor::start(arguments, None).await.expect("starts");

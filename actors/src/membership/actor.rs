@@ -459,6 +459,7 @@ impl MembershipState {
                     }
                     discovery.want(peer, wanted);
                 }
+                Output::Doubt { peer, addresses } => network.doubt(peer, parsed(&addresses)),
                 Output::Disconnect(peer) => network.disconnect(peer),
                 Output::Superseded => tracing::error!(
                     "other nodes know a later life of this node: another process runs with a copy of its data folder, \

@@ -97,10 +97,15 @@ impl Swim {
     fn want(&mut self, peer: NodeId, wanted: bool) {
         let changed = if wanted { self.wanted.insert(peer) } else { self.wanted.remove(&peer) };
         if changed {
-            let card = self.members.get(&peer).and_then(|member| member.card.as_ref());
-            let addresses = card.map(|card| card.addresses.clone()).unwrap_or_default();
+            let addresses = self.addresses(peer);
             self.out.push(Output::Want { peer, wanted, addresses });
         }
+    }
+
+    /// Where a peer says that it is.
+    fn addresses(&self, peer: NodeId) -> Vec<String> {
+        let card = self.members.get(&peer).and_then(|member| member.card.as_ref());
+        card.map(|card| card.addresses.clone()).unwrap_or_default()
     }
 
     fn ask_others(&mut self, now: Instant, sequence: u32) {
@@ -112,8 +117,12 @@ impl Swim {
             let updates = self.news_for(*other);
             self.send(*other, Message::Relay(Relay { sequence, target, updates }));
         }
-        // The direct way gets another chance: a single lost packet proves nothing.
+        // The direct way gets another chance: a single lost packet proves nothing, and another cable may lead there.
         self.ping(now, target, sequence);
+        if self.links.contains_key(&target) {
+            let addresses = self.addresses(target);
+            self.out.push(Output::Doubt { peer: target, addresses });
+        }
         let indirect = self.timing.indirect;
         if let Some(probe) = self.probes.get_mut(&sequence) {
             probe.indirect = true;

@@ -180,7 +180,7 @@ impl Network {
                         }
                     }
                 }
-                Output::Want { .. } | Output::View(_) | Output::Superseded => {}
+                Output::Want { .. } | Output::Doubt { .. } | Output::View(_) | Output::Superseded => {}
             }
         }
     }

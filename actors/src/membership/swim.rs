@@ -115,6 +115,8 @@ pub(crate) enum Output {
     View(Arc<ClusterView>),
     /// Whether a connection to a peer is needed; where it may be reached.
     Want { peer: NodeId, wanted: bool, addresses: Vec<String> },
+    /// Nothing is heard of a connected peer; it may be reached at these addresses, too.
+    Doubt { peer: NodeId, addresses: Vec<String> },
     /// Close the connections to a peer.
     Disconnect(NodeId),
     /// Others know a later life of this node, or another process runs with its identity.

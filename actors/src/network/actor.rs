@@ -69,6 +69,13 @@ impl NetworkHandle {
         }
     }
 
+    /// Looks for another connection to a peer of which nothing is heard; see [`Network::doubt`].
+    pub fn doubt(&self, peer: NodeId, addresses: Vec<SocketAddr>) {
+        if let Some(network) = self.network() {
+            network.doubt(peer, addresses);
+        }
+    }
+
     /// Closes the connection to a peer.
     pub fn disconnect(&self, peer: NodeId) {
         if let Some(network) = self.network() {

@@ -3,11 +3,13 @@
 //! The node with the lower id decides. A second connection to a peer is one of three things: the other half of two
 //! simultaneous dials, the peer after a restart, or the peer after it lost the first connection without us noticing.
 //! The boot number in the handshake gives away the restart. For the rest the lower id asks over the new connection
-//! whether the peer still holds the old one: if so, the new one is a duplicate; if not, the old one is dead.
+//! whether the peer still holds the old one: if so, the new one is a duplicate; if not, the old one is dead. An end that
+//! has heard nothing over a connection although it should have doubts it, and does not count on it any more: so a cable that is
+//! pulled costs the connection and not the peer, where another one leads there.
 //!
 //! A pure state machine; the driver of the swarm feeds it and does what it says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use super::hello::Hello;
@@ -48,11 +50,13 @@ pub(super) struct Peers<C> {
     waiting: BTreeMap<C, Verified>,
     /// Connections that this node dialled and that the peer may already count on: all but its proof is there.
     greeted: BTreeMap<C, (NodeId, u128)>,
+    /// Connections that carry frames, and over which nothing is heard.
+    doubted: BTreeSet<C>,
 }
 
 impl<C: Copy + Ord> Peers<C> {
     pub(super) fn new(me: NodeId) -> Self {
-        Self { me, current: BTreeMap::new(), waiting: BTreeMap::new(), greeted: BTreeMap::new() }
+        Self { me, current: BTreeMap::new(), waiting: BTreeMap::new(), greeted: BTreeMap::new(), doubted: BTreeSet::new() }
     }
 
     pub(super) fn is_connected(&self, peer: NodeId) -> bool {
@@ -61,6 +65,26 @@ impl<C: Copy + Ord> Peers<C> {
 
     fn decides(&self, peer: NodeId) -> bool {
         self.me < peer
+    }
+
+    /// Nothing is heard over the connection to `peer`: any other will do. Gives that connection.
+    pub(super) fn doubt(&mut self, peer: NodeId) -> Option<C> {
+        let (connection, _) = self.current.get(&peer)?;
+        self.doubted.insert(*connection);
+        Some(*connection)
+    }
+
+    /// Something was heard after all.
+    pub(super) fn trust(&mut self, peer: NodeId) {
+        if let Some((connection, _)) = self.current.get(&peer) {
+            self.doubted.remove(connection);
+        }
+    }
+
+    /// Whether the connection to `peer` is there and not doubted, and, if a session is given, is that one.
+    fn holds(&self, peer: NodeId, session: Option<u128>) -> bool {
+        let current = self.current.get(&peer).filter(|(connection, _)| !self.doubted.contains(connection));
+        current.is_some_and(|(_, verified)| session.is_none_or(|session| verified.session == session))
     }
 
     /// A connection to `peer` has got its name and will soon pass the handshake, if the peer is of the cluster.
@@ -91,7 +115,7 @@ impl<C: Copy + Ord> Peers<C> {
         let Some(verified) = self.waiting.remove(&connection) else { return vec![] };
         let peer = verified.peer;
         match (self.decides(peer), hello) {
-            (true, Hello::Holding(true)) if self.current.contains_key(&peer) => {
+            (true, Hello::Holding(true)) if self.holds(peer, None) => {
                 let mut outputs = vec![Output::Tell(connection, Hello::Duplicate), Output::Drop(connection)];
                 if verified.dialled {
                     outputs.push(Output::Already { connection, peer, address: verified.address });
@@ -102,7 +126,7 @@ impl<C: Copy + Ord> Peers<C> {
             (false, Hello::Accept) => self.adopt(connection, verified, false),
             (false, Hello::Query { session }) => {
                 // One about which nothing is decided yet counts: the decision for it may be on its way.
-                let holding = self.current.get(&peer).is_some_and(|(_, current)| current.session == *session)
+                let holding = self.holds(peer, Some(*session))
                     || self.waiting.values().any(|other| other.peer == peer && other.session == *session)
                     || self.greeted.values().any(|other| *other == (peer, *session));
                 self.waiting.insert(connection, verified);
@@ -119,6 +143,9 @@ impl<C: Copy + Ord> Peers<C> {
     fn adopt(&mut self, connection: C, verified: Verified, accept: bool) -> Vec<Output<C>> {
         let peer = verified.peer;
         let replaced = self.current.insert(peer, (connection, verified));
+        if let Some((old, _)) = &replaced {
+            self.doubted.remove(old);
+        }
         let leave = replaced.map(|(old, _)| Output::Leave { connection: old, peer, reason: DisconnectReason::Closed, drain: false });
         leave.into_iter().chain([Output::Adopt { connection, accept }]).collect()
     }
@@ -127,6 +154,7 @@ impl<C: Copy + Ord> Peers<C> {
     pub(super) fn ended(&mut self, connection: C, reason: DisconnectReason) -> Vec<Output<C>> {
         self.waiting.remove(&connection);
         self.greeted.remove(&connection);
+        self.doubted.remove(&connection);
         let peer = self.current.iter().find(|(_, (current, _))| *current == connection).map(|(peer, _)| *peer);
         match peer {
             Some(peer) => {
@@ -140,6 +168,9 @@ impl<C: Copy + Ord> Peers<C> {
     /// This node wants to be rid of a peer.
     pub(super) fn disconnect(&mut self, peer: NodeId, drain: bool) -> Vec<Output<C>> {
         let current = self.current.remove(&peer);
+        if let Some((connection, _)) = &current {
+            self.doubted.remove(connection);
+        }
         let leave = current.map(|(connection, _)| Output::Leave { connection, peer, reason: DisconnectReason::Requested, drain });
         let waiting: Vec<C> = self.waiting.iter().filter(|(_, other)| other.peer == peer).map(|(connection, _)| *connection).collect();
         for connection in &waiting {
@@ -316,6 +347,44 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_connection_over_which_nothing_is_heard_is_replaced_by_another() {
+        // Who doubts, and who dials.
+        for (doubting, dialling) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let mut pair = Pair::new();
+            let first = pair.dial(0);
+            pair.settle();
+            let peer = [HIGH, LOW][doubting];
+            assert_eq!(pair.ends[doubting].doubt(peer), Some(first));
+            // The cable is out: what either end says over it does not arrive.
+            let second = pair.dial(dialling);
+            while let Some((&(connection, end), _)) = pair.pipes.iter().find(|(key, pipe)| key.0 != first && !pipe.is_empty()) {
+                pair.deliver(connection, end);
+            }
+            assert_eq!(pair.carrying, [Some(second); 2], "{doubting} doubts, {dialling} dials");
+            // It is as good as any from then on.
+            pair.dial(1 - dialling);
+            pair.settle();
+            assert_eq!(pair.carrying, [Some(second); 2]);
+        }
+    }
+
+    #[test]
+    fn a_doubt_that_is_over_replaces_nothing() {
+        for end in 0..2 {
+            let mut pair = Pair::new();
+            let first = pair.dial(0);
+            pair.settle();
+            let peer = [HIGH, LOW][end];
+            pair.ends[end].doubt(peer);
+            pair.ends[end].trust(peer);
+            pair.dial(end);
+            pair.settle();
+            assert_eq!(pair.carrying, [Some(first); 2]);
+            assert_eq!(pair.connects, [1, 1]);
+        }
+    }
+
     proptest! {
         /// However the news of simultaneous dials arrive, nobody sees the peer come twice.
         #[test]
@@ -339,7 +408,7 @@ mod tests {
         /// Whatever is dialled and lost, and in whatever order news arrive, both ends end up with the same
         /// connection, and with one if any is left.
         #[test]
-        fn both_ends_agree(actions in prop::collection::vec((0..6_u8, any::<prop::sample::Index>()), 1..80)) {
+        fn both_ends_agree(actions in prop::collection::vec((0..7_u8, any::<prop::sample::Index>()), 1..80)) {
             let mut pair = Pair::new();
             for (action, index) in actions {
                 match action {
@@ -350,6 +419,10 @@ mod tests {
                         let end = index.index(2);
                         let outputs = pair.ends[end].disconnect([HIGH, LOW][end], false);
                         pair.obey(end, outputs);
+                    }
+                    3 => {
+                        let end = index.index(2);
+                        pair.ends[end].doubt([HIGH, LOW][end]);
                     }
                     _ => {
                         let busy: Vec<_> = pair.pipes.iter().filter(|(_, pipe)| !pipe.is_empty()).map(|(key, _)| *key).collect();

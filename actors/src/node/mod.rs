@@ -41,7 +41,7 @@ use crate::conductor::instance::{InstanceState, InstanceSummary};
 use crate::conductor::{Placement, PlacementMsg, PlacementReply, PlacementRequest, Reuse};
 use crate::discovery::Discovery;
 use crate::env::{BoxFuture, Env, Trouble};
-use crate::ids::{InstanceId, NodeId, RequestId};
+use crate::ids::{InstanceId, LeaseId, NodeId, RequestId};
 use crate::lease::{HeldLease, LeaseKeeper, LeaseView, Leases};
 use crate::linkbench::{self, BenchOptions, LinkBenchError, LinkBenchRow};
 use crate::membership::{ClusterView, Membership};
@@ -50,8 +50,8 @@ use crate::plan::{Goal, Plan};
 use crate::request::{ChatMessage, GenerateRequest, Prompt};
 use crate::scheduler::GenerateRefusal;
 use crate::service::{Remote, ServeError, Service, Services};
-use crate::stage::WorkersMsg;
 use crate::stage::DetourServer;
+use crate::stage::WorkersMsg;
 use crate::stage::links::TensorLinks;
 use crate::topology::{LinkMatrix, Topology};
 use lock::FolderLock;
@@ -239,6 +239,11 @@ impl Node {
         self.0.leases.view()
     }
 
+    /// Takes memory back that this node lends. Its holder is told `why`; the memory is free when nobody can touch it any more.
+    pub fn revoke(&self, lease: LeaseId, why: impl Into<String>) {
+        self.0.leases.revoke(lease, why);
+    }
+
     /// What this node holds of others and of itself.
     pub fn held(&self) -> Vec<HeldLease> {
         self.0.keeper.held()
@@ -247,6 +252,11 @@ impl Node {
     /// Leases memory of other nodes.
     pub fn keeper(&self) -> &LeaseKeeper {
         &self.0.keeper
+    }
+
+    /// Its tensor links.
+    pub(crate) fn tensor_links(&self) -> &TensorLinks {
+        &self.0.links
     }
 
     /// The memory of the whole cluster, for a program of the user's own. `name` is what lenders see.

@@ -17,10 +17,11 @@ use crate::conductor::{Ground, LocalFiles, Placement, PlacementActor, PlacementA
 use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
 use crate::env::{Beacon, Env, Http, NetworkConfig, NetworkError};
 use crate::ids::Incarnation;
-use crate::lease::{LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, Leases, LeasesActor, LeasesArguments};
+use crate::lease::{FenceHolds, LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, Leases, LeasesActor, LeasesArguments};
 use crate::linkbench::{LinkBench, LinkBenchServer};
 use crate::membership::{MemberEvent, Membership, MembershipActor, MembershipArguments, Timing};
 use crate::network::{NetworkActor, NetworkArguments, NetworkHandle};
+use crate::region::{RegionMemory, RegionServers, Regions};
 use crate::scheduler::Generate;
 use crate::secret::{ClusterKey, Identity};
 use crate::service::{Inbound, Services, ServicesLimits};
@@ -141,16 +142,22 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
 
     let workers = Arc::new(Mutex::new(None::<ActorRef<WorkersMsg>>));
     let leases = Leases::new(node, settings.incarnation, settings.offered, Arc::clone(&env.clock));
-    let fence = Arc::clone(&workers);
+    let regions = Regions::new(settings.links.effects().clone());
+    let (fence, reached, renewed) = (Arc::clone(&workers), regions.clone(), regions.clone());
     let arguments = LeasesArguments {
         handle: leases.clone(),
         env: env.clone(),
         services: services.clone(),
-        on_fence: Arc::new(move |lease, holds| match fence.lock().unwrap_or_else(PoisonError::into_inner).clone() {
-            Some(workers) => drop(workers.cast(WorkersMsg::Fence(lease, holds))),
-            // Nothing has been loaded yet.
-            None => holds(),
+        on_fence: Arc::new(move |lease, holds| {
+            let workers = fence.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let then: FenceHolds = match workers {
+                Some(workers) => Box::new(move || drop(workers.cast(WorkersMsg::Fence(lease, holds)))),
+                // Nothing has been loaded yet.
+                None => holds,
+            };
+            reached.fence(lease, then);
         }),
+        on_renew: Arc::new(move |lease, deadline| renewed.renew(lease, deadline)),
         // Frames carry their term, and a stage's links are made for one: there is nothing to turn off.
         on_term: Arc::new(|_, _| {}),
     };
@@ -161,6 +168,8 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     .await?;
     let announce = membership.clone();
     leases.subscribe(Box::new(move |totals| announce.update_card(move |card| card.memory_free_bytes = totals.free())));
+    let servers = RegionServers::new(regions, leases.clone(), settings.links.clone());
+    services.serve::<RegionMemory>(move |call| servers.answer(call)).map_err(|e| part("leased memory")(e.to_string()))?;
     let keeper = LeaseKeeper::new(Arc::clone(&env.clock), services.clone());
     let arguments = LeaseKeeperArguments { handle: keeper.clone(), env: env.clone() };
     add(child("the lease keeper", move |cell| {

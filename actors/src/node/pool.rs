@@ -3,6 +3,7 @@
 use crate::ids::{LeaseId, NodeId};
 use crate::lease::{AcquireError, Grant, LeaseKeeper, LeaseSpec, size};
 use crate::membership::ClusterView;
+use crate::region::{REGION_UNIT, RegionClient, RegionError};
 
 use super::Node;
 
@@ -35,12 +36,13 @@ impl Pool {
         Self { node, name }
     }
 
-    /// Leases so many bytes from a node, or from whichever has the most free. The lease is renewed until it is released
-    /// or dropped.
+    /// Leases at least so many bytes from a node, or from whichever has the most free: whole multiples of [`REGION_UNIT`]. The lease is
+    /// renewed until it is released or dropped.
     ///
     /// # Errors
     /// [`LeaseFailure`] says who refused and why.
     pub async fn lease(&self, bytes: u64, from: Option<NodeId>) -> Result<UserLease, LeaseFailure> {
+        let bytes = bytes.max(1).checked_next_multiple_of(REGION_UNIT).unwrap_or(bytes);
         let owners = match from {
             Some(owner) => vec![owner],
             None => lenders(&self.node.view(), bytes)?,
@@ -53,7 +55,7 @@ impl Pool {
             match self.node.keeper().acquire_all(vec![(owner, spec)]).await {
                 Ok(grants) => {
                     let Some(grant) = grants.into_iter().next() else { return Err(AcquireError::Stopped.into()) };
-                    return Ok(UserLease { keeper: self.node.keeper().clone(), grant });
+                    return Ok(UserLease::new(&self.node, grant));
                 }
                 Err(error) => failure = Some(error),
             }
@@ -80,9 +82,33 @@ fn lenders(view: &ClusterView, bytes: u64) -> Result<Vec<NodeId>, LeaseFailure> 
 pub struct UserLease {
     keeper: LeaseKeeper,
     grant: Grant,
+    region: RegionClient,
 }
 
 impl UserLease {
+    fn new(node: &Node, grant: Grant) -> Self {
+        let keeper = node.keeper().clone();
+        let region = RegionClient::new(node.services().clone(), node.tensor_links().clone(), keeper.clone(), grant.clone());
+        Self { keeper, grant, region }
+    }
+
+    /// Writes `bytes` at `offset`, in bytes from the start of the lease. When it returns, they are in the owner's memory. Over shared
+    /// memory where the owner is a process of this machine, else over the network; a link that fails is made again.
+    ///
+    /// # Errors
+    /// [`RegionError`]; of the bytes, some may have been written.
+    pub async fn put(&self, offset: u64, bytes: impl Into<Vec<u8>>) -> Result<(), RegionError> {
+        self.region.put(offset, bytes.into()).await
+    }
+
+    /// Reads so many bytes from `offset` on. What nobody has written is zero.
+    ///
+    /// # Errors
+    /// [`RegionError`].
+    pub async fn get(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, RegionError> {
+        self.region.get(offset, bytes).await
+    }
+
     /// Its name.
     pub fn id(&self) -> LeaseId {
         self.grant.lease
@@ -93,7 +119,7 @@ impl UserLease {
         self.grant.owner
     }
 
-    /// How much, in bytes.
+    /// How much, in bytes: what was asked for, or somewhat more.
     pub fn bytes(&self) -> u64 {
         self.grant.bytes
     }

@@ -171,8 +171,7 @@ fn serve(machine: &mut StageMachine, seat: Seat, to: &LinkStage, links: &TensorL
     let down = down.sender(fence, TensorLinks::options(to.slot_bytes)).map_err(|error| error.to_string())?;
     down.when_down(move |_| before.close());
     events(StageEvent::Linked(key));
-    let up =
-        upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
+    let up = upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
     let up = up.receiver(fence, TensorLinks::options(slot_bytes)).map_err(|error| error.to_string())?;
     steps(machine, up, down, links, stop)
 }

@@ -1,6 +1,7 @@
 //! The task of one connection: the handshake, then frames in both directions.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::wire::{FrameReader, WireError, put_frame};
-use crate::env::{Clock, FRAME_BYTES_MAX, NetworkEvent, NetworkSink};
+use crate::env::{Clock, FRAME_BYTES_MAX, Instant, NetworkEvent, NetworkSink};
 use crate::ids::NodeId;
 use crate::network::hello::{HELLO_BYTES_MAX, Handshake, Hello, Output, Refusal};
 use crate::network::queue::FrameQueue;
@@ -40,11 +41,19 @@ pub(super) struct Link {
     /// Whether frames are delivered. Held while one is, so that none comes after the peer was reported as gone.
     open: Mutex<bool>,
     unread: Arc<Semaphore>,
+    /// When something was heard last, in nanoseconds of the node's clock.
+    heard: AtomicU64,
 }
 
 impl Link {
-    pub(super) fn new() -> Self {
-        Self { queue: FrameQueue::new(), open: Mutex::new(true), unread: Arc::new(Semaphore::new(UNREAD_BYTES_MAX)) }
+    pub(super) fn new(now: Instant) -> Self {
+        let unread = Arc::new(Semaphore::new(UNREAD_BYTES_MAX));
+        Self { queue: FrameQueue::new(), open: Mutex::new(true), unread, heard: AtomicU64::new(now.as_nanos()) }
+    }
+
+    /// When something was heard last.
+    pub(super) fn heard(&self) -> Instant {
+        Instant::from_nanos(self.heard.load(Ordering::Relaxed))
     }
 
     /// Delivers and takes nothing any more. What is queued may still be sent.
@@ -268,7 +277,7 @@ impl Talk {
     /// Frames in both directions.
     async fn carry(&mut self, link: &Link, peer: NodeId, sink: &NetworkSink) -> End {
         let Self { reader, write, orders, .. } = self;
-        let mut reading = pin!(receive(reader, link, peer, sink));
+        let mut reading = pin!(receive(reader, link, peer, sink, &*self.clock));
         let mut writing = pin!(transmit(write, link));
         loop {
             tokio::select! {
@@ -286,12 +295,13 @@ impl Talk {
     }
 }
 
-async fn receive(reader: &mut FrameReader<ReadHalf<Stream>>, link: &Link, peer: NodeId, sink: &NetworkSink) -> End {
+async fn receive(reader: &mut FrameReader<ReadHalf<Stream>>, link: &Link, peer: NodeId, sink: &NetworkSink, clock: &dyn Clock) -> End {
     loop {
         let frame = match reader.next(FRAME_BYTES_MAX).await {
             Ok(frame) => frame,
             Err(error) => return error.into(),
         };
+        link.heard.store(clock.now().as_nanos(), Ordering::Relaxed);
         let counted = u32::try_from(frame.len().max(1)).unwrap_or(u32::MAX);
         let Ok(permit) = Arc::clone(&link.unread).acquire_many_owned(counted).await else { return End::Quiet };
         let frame = Bytes::from_owner(Unread { frame, _permit: permit });

@@ -39,6 +39,7 @@ const REFUSED_PACE: Pace = Pace { first: Duration::from_secs(2), longest: Durati
 /// What the handle asks for.
 pub(super) enum Command {
     Dial { peer: Option<NodeId>, address: SocketAddr },
+    Doubt { peer: NodeId, addresses: Vec<SocketAddr> },
     Disconnect(NodeId),
     Shutdown(oneshot::Sender<()>),
 }
@@ -47,6 +48,8 @@ pub(super) enum Command {
 pub(super) struct Dial {
     pub(super) peer: Option<NodeId>,
     pub(super) address: SocketAddr,
+    /// Whether it is told if it comes to nothing.
+    pub(super) told: bool,
 }
 
 /// An established connection.
@@ -99,7 +102,9 @@ pub(super) struct Driver {
     pub(super) dials: BTreeMap<ConnectionId, Dial>,
     pub(super) refused: Refusals<Target>,
     dooms: BTreeMap<(Instant, ConnectionId), Doom>,
-    links: Arc<Links>,
+    pub(super) links: Arc<Links>,
+    /// Since when connections to peers are doubted.
+    pub(super) doubts: BTreeMap<NodeId, Instant>,
     sink: NetworkSink,
     pub(super) clock: Arc<dyn Clock>,
     rng: Arc<dyn Rng>,
@@ -147,6 +152,7 @@ impl Driver {
             refused: Refusals::new(REFUSED_PACE),
             dooms: BTreeMap::new(),
             links,
+            doubts: BTreeMap::new(),
             sink,
             clock,
             rng,
@@ -164,6 +170,7 @@ impl Driver {
                 biased;
                 command = self.commands.recv() => match command {
                     Some(Command::Dial { peer, address }) => self.dial(peer, address),
+                    Some(Command::Doubt { peer, addresses }) => self.doubt(peer, addresses),
                     Some(Command::Disconnect(peer)) => self.disconnect(peer),
                     Some(Command::Shutdown(done)) => break Some(done),
                     None => break None,
@@ -208,7 +215,7 @@ impl Driver {
             }
             SwarmEvent::ConnectionClosed { connection_id, .. } => self.closed(connection_id),
             SwarmEvent::OutgoingConnectionError { connection_id, error, .. } => {
-                if let Some(dial) = self.dials.remove(&connection_id) {
+                if let Some(dial) = self.dials.remove(&connection_id).filter(|dial| dial.told) {
                     self.emit(NetworkEvent::DialFailed { address: dial.address, reason: dial_error(&error) });
                 }
             }
@@ -382,6 +389,7 @@ impl Driver {
     fn report(&mut self, id: ConnectionId, report: Report) {
         let Some(connection) = self.connections.get(&id) else { return };
         let (node, address, dialled) = (connection.node, connection.address, connection.dialled);
+        self.reconsider(node);
         match report {
             Report::Greeted { session } => self.peers.greeted(id, node, session),
             Report::Verified { boot, session } => {
@@ -443,11 +451,12 @@ impl Driver {
     }
 
     fn adopt(&mut self, id: ConnectionId, accept: bool) {
-        let link = Arc::new(Link::new());
+        let link = Arc::new(Link::new(self.clock.now()));
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.concluded = true;
         connection.link = Some(Arc::clone(&link));
         let (peer, address, dialled) = (connection.node, connection.address, connection.dialled);
+        self.doubts.remove(&peer);
         self.links.insert(peer, Arc::clone(&link));
         self.swarm.behaviour_mut().control.gate.welcome(peer, address);
         self.refused.forget(&Target::Node(peer));

@@ -86,7 +86,7 @@ impl Links {
         self.by_peer.write().unwrap_or_else(PoisonError::into_inner).remove(&peer);
     }
 
-    fn get(&self, peer: NodeId) -> Option<Arc<Link>> {
+    pub(super) fn get(&self, peer: NodeId) -> Option<Arc<Link>> {
         self.by_peer.read().unwrap_or_else(PoisonError::into_inner).get(&peer).cloned()
     }
 }
@@ -117,6 +117,10 @@ impl Network for Running {
 
     fn dial(&self, peer: Option<NodeId>, address: SocketAddr) {
         let _ = self.commands.send(Command::Dial { peer, address });
+    }
+
+    fn doubt(&self, peer: NodeId, addresses: Vec<SocketAddr>) {
+        let _ = self.commands.send(Command::Doubt { peer, addresses });
     }
 
     fn disconnect(&self, peer: NodeId) {

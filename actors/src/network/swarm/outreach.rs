@@ -15,6 +15,8 @@ use crate::ids::NodeId;
 
 /// Addresses of one announcement that are passed on.
 const ADDRESSES_MAX: usize = 16;
+/// Addresses that a peer is dialled at when nothing is heard over the connection to it.
+const DOUBT_MAX: usize = 8;
 /// Interfaces that a link-local address without a zone is tried over.
 const ZONES_MAX: usize = 4;
 
@@ -27,6 +29,37 @@ impl Driver {
         if let Some(peer) = peer.filter(|peer| self.peers.is_connected(*peer)) {
             return self.emit(NetworkEvent::AlreadyConnected { peer, address });
         }
+        self.reach(peer, address, true);
+    }
+
+    /// Nothing is heard over the connection to a peer, which may be at these addresses, too: the first new connection to it takes the
+    /// place of that one.
+    pub(super) fn doubt(&mut self, peer: NodeId, mut addresses: Vec<SocketAddr>) {
+        let Some(doubted) = self.peers.doubt(peer) else { return };
+        self.doubts.insert(peer, self.clock.now());
+        // Where the connection leads, the others come first.
+        let present = self.connections.get(&doubted).map(|connection| connection.address.ip());
+        addresses.retain(|address| !address.ip().is_loopback() || present.is_some_and(|ip| ip.is_loopback()));
+        addresses.sort_by_key(|address| present == Some(address.ip()));
+        addresses.truncate(DOUBT_MAX);
+        tracing::info!(target: "shoal::network", ?peer, ?addresses, "nothing is heard of a peer; trying its other addresses");
+        for address in addresses {
+            self.reach(Some(peer), address, false);
+        }
+    }
+
+    /// Trusts the connection to a peer again if something was heard over it since it was doubted.
+    pub(super) fn reconsider(&mut self, peer: NodeId) {
+        if let Some(since) = self.doubts.get(&peer)
+            && self.links.get(peer).is_none_or(|link| link.heard() > *since)
+        {
+            self.doubts.remove(&peer);
+            self.peers.trust(peer);
+        }
+    }
+
+    fn reach(&mut self, peer: Option<NodeId>, address: SocketAddr, told: bool) {
+        let failed = |reason: String| NetworkEvent::DialFailed { address, reason };
         if self.dials.values().any(|dial| dial.address == address && dial.peer == peer) {
             return;
         }
@@ -34,13 +67,13 @@ impl Driver {
         let standing = peer.and_then(|peer| self.refused.standing(&Target::Node(peer), now));
         if let Some(standing) = standing.or_else(|| self.refused.standing(&Target::Address(address), now)) {
             let seconds = standing.left.as_millis().div_ceil(1000);
-            return self.emit(failed(format!("refused a moment ago, not tried again for {seconds} s: {}", standing.reason)));
+            return self.say(told, failed(format!("refused a moment ago, not tried again for {seconds} s: {}", standing.reason)));
         }
         if let Err(denied) = self.swarm.behaviour().control.gate.reach(address.ip()) {
-            return self.emit(NetworkEvent::Refused { peer, address: Some(address), reason: denied.to_string() });
+            return self.say(told, NetworkEvent::Refused { peer, address: Some(address), reason: denied.to_string() });
         }
         if lacks_zone(&address) {
-            return self.emit(failed("a link-local address needs its interface, as in [fe80::1%2]:52801".to_owned()));
+            return self.say(told, failed("a link-local address needs its interface, as in [fe80::1%2]:52801".to_owned()));
         }
         let to = vec![multiaddr(address)];
         // A port of its own for every dial: with the listening port, two simultaneous dials would meet in one TCP
@@ -48,14 +81,20 @@ impl Driver {
         let options: DialOpts = match peer {
             Some(node) => match peer_id(node) {
                 Some(id) => DialOpts::peer_id(id).addresses(to).condition(PeerCondition::Always).allocate_new_port().build(),
-                None => return self.emit(failed(format!("{node} is no node id: it is not an ed25519 public key"))),
+                None => return self.say(told, failed(format!("{node} is no node id: it is not an ed25519 public key"))),
             },
             None => DialOpts::unknown_peer_id().address(multiaddr(address)).allocate_new_port().build(),
         };
         let id = options.connection_id();
         match self.swarm.dial(options) {
-            Ok(()) => drop(self.dials.insert(id, Dial { peer, address })),
-            Err(error) => self.emit(failed(dial_error(&error))),
+            Ok(()) => drop(self.dials.insert(id, Dial { peer, address, told })),
+            Err(error) => self.say(told, failed(dial_error(&error))),
+        }
+    }
+
+    fn say(&self, told: bool, event: NetworkEvent) {
+        if told {
+            self.emit(event);
         }
     }
 
