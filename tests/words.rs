@@ -221,6 +221,24 @@ fn other_nodes_that_lack_the_file_are_counted() {
     assert_eq!(code, Some(5), "{text}");
     assert!(text.contains("1 more is there but does not have the model on disk: pull the model there"), "{text}");
 
+    // Who lends what to whom: every node says so itself.
+    let (status, placed) = post(having.api(), "/v1/shoal/load", &json!({"model": TINY, "context_tokens": 128}));
+    assert_eq!(status, 200, "{placed}");
+    let pool = shoal().args(["pool", "--json", "--api", lacking.api()]).output().expect("runs");
+    let pool: Value = serde_json::from_slice(&pool.stdout).expect("one JSON object");
+    let used: Vec<(&str, u64)> = pool["nodes"]
+        .as_array()
+        .expect("nodes")
+        .iter()
+        .map(|node| (node["name"].as_str().expect("a name"), node["lent"]["used_bytes"].as_u64().expect("a sum")))
+        .collect();
+    let lent = placed["stages"][0]["lease_bytes"].as_u64().expect("bytes");
+    assert!(used.contains(&("having", lent)) && used.contains(&("lacking", 0)), "{pool}");
+    assert_eq!((pool["used_bytes"].as_u64(), pool["offered_bytes"].as_u64()), (Some(lent), Some(2 * (256 << 20))), "{pool}");
+    let shown = shoal().args(["pool", "--api", lacking.api()]).output().expect("runs");
+    let text = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.status.success() && text.contains(" lends 0 B of 268 MB") && text.contains("instance"), "{text}");
+
     // What is fetched for a node has to come into its folder.
     let elsewhere = root.path().join("elsewhere");
     let (code, text) = run(shoal().args(["run", "smollm2:135m", "hi", "--api", lacking.api(), "--models-dir"]).arg(&elsewhere));

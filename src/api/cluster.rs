@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::state::{Instance, PlanLine, Plans, State};
+use super::state::{Instance, PlanLine, Plans, PoolState, State};
 use super::{Shared, models};
 use crate::{Goal, InstanceId, NodeId, Prefer, default_goal};
 
@@ -37,6 +37,11 @@ pub(super) async fn state(FromState(shared): FromState<Shared>, ConnectInfo(from
         state.models_folder = Some(shared.node.catalog().root().display().to_string());
     }
     Json(state)
+}
+
+/// The memory of the whole cluster.
+pub(super) async fn pool(FromState(shared): FromState<Shared>) -> Json<PoolState> {
+    Json(PoolState::of(&shared.node).await)
 }
 
 fn nodes(fields: &mut Fields, name: &str) -> Result<BTreeSet<NodeId>, ApiError> {

@@ -7,6 +7,7 @@
 //! | `POST /v1/chat/completions` | an answer, whole or as a stream of events |
 //! | `POST /v1/completions` | the same for plain text |
 //! | `GET /v1/shoal/state` | nodes, links, instances and leases ([`state::State`]) |
+//! | `GET /v1/shoal/pool` | the memory of the whole cluster: who lends what to whom and for what ([`state::PoolState`]) |
 //! | `POST /v1/shoal/plan`, `load`, `unload` | placing of models |
 //! | `POST /v1/shoal/bench/link` | how fast tensor links to another node are, as a stream of events |
 //! | `POST /v1/shoal/leave` | ends the node; from the same machine only |
@@ -205,6 +206,7 @@ fn router(shared: Shared) -> Router {
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(chat::text))
         .route("/v1/shoal/state", get(cluster::state))
+        .route("/v1/shoal/pool", get(cluster::pool))
         .route("/v1/shoal/plan", post(cluster::plan))
         .route("/v1/shoal/load", post(cluster::load))
         .route("/v1/shoal/unload", post(cluster::unload))

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::card::{DeviceCard, DeviceKind, ModelOnDisk};
 use crate::env::Trouble;
-use crate::lease::{Beneficiary, LeaseState};
+use crate::lease::{Beneficiary, LeaseState, LeaseView};
 use crate::{InstanceState, InstanceSummary, MemberState, Node, Plan};
 
 /// What one node knows of its cluster.
@@ -200,6 +200,55 @@ pub struct Holding {
     pub bytes: u64,
 }
 
+/// The memory of the whole cluster: who lends what to whom, and for what.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PoolState {
+    /// Bytes on offer, of the nodes that told.
+    pub offered_bytes: u64,
+    /// Bytes lent.
+    pub used_bytes: u64,
+    /// The part of them that has ended and is not safe to lend again yet.
+    pub fenced_bytes: u64,
+    /// The nodes, in order of their ids.
+    pub nodes: Vec<PoolNode>,
+}
+
+/// What a node lends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PoolNode {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// What it says; none if it did not.
+    pub lent: Option<Lending>,
+    /// Why it did not.
+    pub failure: Option<String>,
+}
+
+impl PoolState {
+    /// As the nodes of the cluster tell it now.
+    pub async fn of(node: &Node) -> Self {
+        let view = node.view();
+        let name = |id| view.get(id).map(|member| member.card.name.clone()).unwrap_or_default();
+        let nodes = node.lending().await.into_iter().map(|(id, told)| {
+            let (lent, failure) = match told {
+                Ok(view) => (Some(Lending::of(&view)), None),
+                Err(failure) => (None, Some(failure)),
+            };
+            PoolNode { id: id.to_string(), name: name(id), lent, failure }
+        });
+        let nodes: Vec<PoolNode> = nodes.collect();
+        let sum = |of: fn(&Lending) -> u64| nodes.iter().filter_map(|node| node.lent.as_ref()).map(of).sum();
+        Self {
+            offered_bytes: sum(|lent| lent.offered_bytes),
+            used_bytes: sum(|lent| lent.used_bytes),
+            fenced_bytes: sum(|lent| lent.fenced_bytes),
+            nodes,
+        }
+    }
+}
+
 /// A peer that cannot be talked to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedPeer {
@@ -297,7 +346,7 @@ impl State {
             nodes: nodes.collect(),
             links: links.collect(),
             instances: node.instances().iter().map(|summary| Instance::of(node, summary)).collect(),
-            lent: Lending::of(node),
+            lent: Lending::of(&node.leases()),
             held: held.collect(),
             refusals: refusals
                 .into_iter()
@@ -366,8 +415,7 @@ impl Instance {
 }
 
 impl Lending {
-    fn of(node: &Node) -> Self {
-        let view = node.leases();
+    fn of(view: &LeaseView) -> Self {
         let leases = view.leases.iter().map(|lease| Lease {
             id: lease.id.to_string(),
             holder: lease.holder.to_string(),

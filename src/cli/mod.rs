@@ -12,6 +12,7 @@ pub(crate) mod log;
 mod news;
 mod output;
 mod plan;
+mod pool;
 mod pull;
 mod rm;
 mod run;
@@ -76,6 +77,8 @@ enum Command {
     Up(up::Up),
     /// Show the cluster: nodes, links, placed models, leases
     Status(status::Status),
+    /// Show the memory of the cluster: who lends what to whom, and for what
+    Pool(pool::Pool),
     /// Fetch a model
     Pull(pull::Pull),
     /// List models on disk
@@ -129,6 +132,7 @@ pub(crate) async fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Up(command) => command.run().await,
         Command::Status(command) => command.run().await,
+        Command::Pool(command) => command.run().await,
         Command::Pull(command) => command.run().await,
         Command::List(command) => command.run().await,
         Command::Rm(command) => command.run().await,

@@ -3,7 +3,7 @@
 use clap::Args;
 use shoal::api::state::{Instance, NodeState, State};
 
-use super::output::{Names, layers, rate, short, table};
+use super::output::{Names, rate, short, table};
 use super::{ApiOption, Failure, say, size_text};
 
 #[derive(Debug, Args)]
@@ -106,18 +106,5 @@ fn leases(state: &State, names: &Names) {
     if state.lent.leases.is_empty() {
         return;
     }
-    let mut rows = table(&["lease", "to", "for", "purpose", "layers", "state", "memory", "runs out in"], 6);
-    for lease in &state.lent.leases {
-        rows.add_row([
-            short(&lease.id).to_owned(),
-            names.name(&lease.holder),
-            lease.beneficiary.clone(),
-            lease.purpose.clone(),
-            lease.layers.map(layers).unwrap_or_default(),
-            lease.state.clone(),
-            size_text(lease.bytes),
-            format!("{:.1} s", lease.remaining_seconds),
-        ]);
-    }
-    say!("{rows}");
+    say!("{}", super::pool::lease_table(&state.lent, names));
 }

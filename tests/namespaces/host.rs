@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -29,9 +30,15 @@ pub(crate) struct Host {
 
 impl Host {
     fn start(lan: &Lan, root: &Path, name: &str, key: Option<&str>) -> Self {
+        Self::start_with(lan, up(root, name), name, |command| {
+            command.envs(key.map(|key| ("SHOAL_KEY", key)));
+        })
+    }
+
+    /// Starts a node on a host by this command, with what `more` adds to it.
+    pub(crate) fn start_with(lan: &Lan, mut command: Command, name: &str, more: impl FnOnce(&mut Command)) -> Self {
         let namespace = lan.namespace(name);
-        let mut command = up(root, name);
-        command.envs(key.map(|key| ("SHOAL_KEY", key)));
+        more(&mut command);
         let node = inside(&namespace, || NodeProcess::start(command));
         let door = Door { name: name.to_owned(), id: node.id().to_owned(), namespace, api: node.api().to_owned() };
         Self { door, node }

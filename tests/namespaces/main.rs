@@ -77,7 +77,11 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 /// Starts a node on each host and waits until all see all, and nobody else.
 fn join(lan: &Lan, root: &std::path::Path, how: &str, hosts: &[(&str, Option<&str>)]) -> Vec<Host> {
     let started = Instant::now();
-    let hosts = Host::start_all(lan, root, hosts);
+    joined(how, started, Host::start_all(lan, root, hosts))
+}
+
+/// Waits until all of these hosts, which were started a moment ago, see all, and nobody else.
+fn joined(how: &str, started: Instant, hosts: Vec<Host>) -> Vec<Host> {
     let ready = started.elapsed();
     let doors: Vec<&Door> = hosts.iter().map(|host| &host.door).collect();
     let names: Vec<&str> = doors.iter().map(|door| door.name.as_str()).collect();
@@ -372,4 +376,48 @@ fn pull_one_of_two(lan: &Lan, cable: usize, victim: &Door, other: &Door, whole: 
         watching.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         pause
     })
+}
+
+/// Alpha and charlie can talk, and activations cannot go from alpha to charlie: those are taken only at an address that alpha does
+/// not reach. Bravo reaches both, holds nothing of the model, and passes them on.
+#[test]
+fn a_host_between_two_others_passes_activations_on() {
+    let Some((lan, _turn)) = lay("round", &["alpha", "bravo", "charlie"], Addresses::Two(4)) else { return };
+    let (_folder, root) = folder();
+    let mut second = lan.hand_on_nth("alpha", 1);
+    second.pull();
+    let started = Instant::now();
+    let at = |name: &str, addresses: &[&str], memory: u64| {
+        Host::start_with(&lan, common::up_lending(&root, name, memory), name, |command| {
+            for address in addresses {
+                command.args(["--tensor-listen", address]);
+            }
+        })
+    };
+    let hosts = vec![
+        at("alpha", &["10.77.4.1:0"], 2_600_000),
+        at("bravo", &["10.77.4.2:0", "10.76.4.2:0"], 1_000_000),
+        at("charlie", &["10.76.4.3:0"], 2_600_000),
+    ];
+    let mut hosts = joined("with one who passes on", started, hosts);
+    let doors: Vec<Door> = hosts.iter().map(|host| host.door.clone()).collect();
+    let instance = doors[0].load(2);
+    let mut holders: Vec<&str> = instance["stages"].as_array().expect("stages").iter().map(|stage| id(&stage["name"])).collect();
+    holders.sort_unstable();
+    assert_eq!(holders, ["alpha", "charlie"]);
+    let answers = [&doors[0], &doors[2]].map(|door| door.answer(LONG));
+    assert_eq!(answers[0], answers[1]);
+    // Without the one between them there is no way, and that is said.
+    hosts.swap_remove(1).node.kill();
+    let left = [&doors[0], &doors[2]];
+    wait("it is missed", MISSED, &left, |door| match door.sees().get("bravo").map(String::as_str) {
+        None | Some("dead") => Ok(()),
+        Some(state) => Err(format!("{} thinks that bravo is {state}", door.name)),
+    });
+    let (status, answer) = doors[0].post("/v1/shoal/unload", &serde_json::json!({ "model": common::TINY }));
+    assert!(status == 200 || status == 404, "{answer}");
+    let goal = serde_json::json!({ "model": common::TINY, "nodes_min": 2, "nodes_max": 2, "context_tokens": 512 });
+    let (status, answer) = doors[0].post("/v1/shoal/load", &goal);
+    assert_ne!(status, 200, "{answer}");
+    tell(&format!("without the host between: {answer}"));
 }

@@ -239,6 +239,11 @@ impl Node {
         self.0.leases.view()
     }
 
+    /// What each node of the cluster lends: its own word, or why there is none.
+    pub async fn lending(&self) -> Vec<(NodeId, Result<LeaseView, String>)> {
+        pool::lending(self).await
+    }
+
     /// Takes memory back that this node lends. Its holder is told `why`; the memory is free when nobody can touch it any more.
     pub fn revoke(&self, lease: LeaseId, why: impl Into<String>) {
         self.0.leases.revoke(lease, why);

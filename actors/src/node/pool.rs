@@ -1,11 +1,16 @@
 //! Memory of the cluster for programs that embed a node.
 
+use std::time::Duration;
+
 use crate::ids::{LeaseId, NodeId};
-use crate::lease::{AcquireError, Grant, LeaseKeeper, LeaseSpec, size};
+use crate::lease::{AcquireError, Grant, LeaseKeeper, LeaseReply, LeaseRequest, LeaseSpec, LeaseView, Leases, size};
 use crate::membership::ClusterView;
 use crate::region::{REGION_UNIT, RegionClient, RegionError};
 
 use super::Node;
+
+/// How long an owner may take to tell what it lends.
+const TELL_MAX: Duration = Duration::from_secs(3);
 
 /// Why memory was not lent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,11 +47,11 @@ impl Pool {
     /// # Errors
     /// [`LeaseFailure`] says who refused and why.
     pub async fn lease(&self, bytes: u64, from: Option<NodeId>) -> Result<UserLease, LeaseFailure> {
-        let bytes = bytes.max(1).checked_next_multiple_of(REGION_UNIT).unwrap_or(bytes);
         let owners = match from {
             Some(owner) => vec![owner],
             None => lenders(&self.node.view(), bytes)?,
         };
+        let bytes = whole_units(bytes);
         let mut failure = None;
         // Cards are hints: who is thought to have enough may have lent it a moment ago.
         for owner in owners {
@@ -64,12 +69,31 @@ impl Pool {
     }
 }
 
+fn whole_units(bytes: u64) -> u64 {
+    bytes.max(1).checked_next_multiple_of(REGION_UNIT).unwrap_or(bytes)
+}
+
+/// What every member of the cluster that is there lends, in order of their ids: each owner's own word, or why there is none.
+pub(super) async fn lending(node: &Node) -> Vec<(NodeId, Result<LeaseView, String>)> {
+    let view = node.view();
+    let asked = view.alive().map(|(owner, _)| owner).map(|owner| async move {
+        let told = node.remote::<Leases>(owner).call(LeaseRequest::List, TELL_MAX).await;
+        let told = match told {
+            Ok(LeaseReply::View(view)) => Ok(view),
+            Ok(_) => Err("its answer does not fit the question".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        (owner, told)
+    });
+    futures::future::join_all(asked).await
+}
+
 /// Who could lend so much, the one with the most first.
 fn lenders(view: &ClusterView, bytes: u64) -> Result<Vec<NodeId>, LeaseFailure> {
     let mut free: Vec<(u64, NodeId)> = view.alive().map(|(node, member)| (member.card.memory_free_bytes, node)).collect();
     free.sort_by_key(|(free, node)| (std::cmp::Reverse(*free), *node));
     let most = free.first().map_or(0, |(free, _)| *free);
-    free.retain(|(free, _)| *free >= bytes);
+    free.retain(|(free, _)| *free >= whole_units(bytes));
     if free.is_empty() {
         return Err(LeaseFailure::NobodyHas { asked: bytes, most });
     }
