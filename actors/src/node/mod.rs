@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use ractor::ActorRef;
 use shoal_engine::sampler::SamplingParams;
+use shoal_transport::path::PathHealth;
 use tokio::sync::watch;
 
 pub use builder::NodeBuilder;
@@ -50,9 +51,8 @@ use crate::plan::{Goal, Plan};
 use crate::request::{ChatMessage, GenerateRequest, Prompt};
 use crate::scheduler::GenerateRefusal;
 use crate::service::{Remote, ServeError, Service, Services};
-use crate::stage::DetourServer;
-use crate::stage::WorkersMsg;
 use crate::stage::links::TensorLinks;
+use crate::stage::{DetourServer, WorkersMsg};
 use crate::topology::{LinkMatrix, Topology};
 use lock::FolderLock;
 use parts::SupervisorMsg;
@@ -237,6 +237,11 @@ impl Node {
     /// What this node lends.
     pub fn leases(&self) -> LeaseView {
         self.0.leases.view()
+    }
+
+    /// What carries each hop of a pipeline that leads from this node to another one, or to itself.
+    pub fn hops(&self) -> Vec<(NodeId, PathHealth)> {
+        self.0.links.hops()
     }
 
     /// What each node of the cluster lends: its own word, or why there is none.
