@@ -57,7 +57,7 @@ pub use shoal_actors::node::{
     default_goal,
 };
 pub use shoal_actors::plan::{Goal, Plan, Prefer};
-pub use shoal_actors::request::{ChatMessage, Finish, Prompt, Timing, TokenEvent};
+pub use shoal_actors::request::{ChatMessage, End, Finish, GenerateRequest, Prompt, Timing, TokenEvent, Unread};
 pub use shoal_actors::secret::ClusterKey;
 pub use shoal_actors::service::{CallError, Inbound, Remote, Replier, Service, ServiceId};
 pub use shoal_actors::{Device, GPU_BACKEND, SamplingParams, card, env, lease, survey};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, ActorStatus};
@@ -12,7 +12,7 @@ use super::actor::{Begin, Conductor, ConductorArguments, ConductorMsg, Running, 
 use super::assemble::{Ground, Order};
 use super::files::LocalFiles;
 use super::instance::{InstanceState, InstanceSummary};
-use super::journal;
+use super::journal::{self, JournalStore};
 use super::succession::{Heir, succeed};
 use crate::card::ModelCard;
 use crate::catalog::{Catalog, LocalModel};
@@ -21,7 +21,7 @@ use crate::env::Instant;
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
 use crate::lease::timing;
 use crate::plan::{Goal, Link, LinkMatrix, Plan, PlanError, PlanRequest, plan};
-use crate::scheduler::{Generate, GenerateRefusal, SchedulerMsg};
+use crate::scheduler::{Finding, Generate, GenerateCall, GenerateRefusal, SchedulerMsg};
 use crate::service::{Inbound, Replier, Service, ServiceId};
 use crate::service_numbers as ids;
 use crate::stage::{StageNotice, StageNotices};
@@ -120,8 +120,11 @@ pub struct PlacementRefusal {
 }
 
 /// The schedulers of the instances that a node conducts, by instance.
-#[derive(Clone, Default)]
-pub struct Schedulers(Arc<RwLock<BTreeMap<InstanceId, ActorRef<SchedulerMsg>>>>);
+#[derive(Clone)]
+pub struct Schedulers {
+    known: Arc<RwLock<BTreeMap<InstanceId, ActorRef<SchedulerMsg>>>>,
+    journal: Arc<Mutex<JournalStore>>,
+}
 
 impl fmt::Debug for Schedulers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,16 +133,29 @@ impl fmt::Debug for Schedulers {
 }
 
 impl Schedulers {
+    /// None yet. `journal` is what the node remembers of the requests of other conductors.
+    pub fn new(journal: Arc<Mutex<JournalStore>>) -> Self {
+        Self { known: Arc::default(), journal }
+    }
+
     fn insert(&self, instance: InstanceId, scheduler: ActorRef<SchedulerMsg>) {
-        let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.known.write().unwrap_or_else(PoisonError::into_inner);
         map.retain(|_, known| !matches!(known.get_status(), ActorStatus::Stopped));
         map.insert(instance, scheduler);
     }
 
     /// Hands a call to the scheduler of the instance that it asks for.
     pub fn route(&self, mut call: Inbound<Generate>) {
-        let instance = call.request.instance();
-        let scheduler = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&instance).cloned();
+        if let GenerateCall::Find(request) = call.request {
+            let finding = Finding::new(request, Arc::clone(&self.journal), call.reply.take());
+            for scheduler in self.known.read().unwrap_or_else(PoisonError::into_inner).values() {
+                // One that has stopped drops its copy.
+                let _ = scheduler.cast(SchedulerMsg::Find(request, finding.clone()));
+            }
+            return;
+        }
+        let Some(instance) = call.request.instance() else { return };
+        let scheduler = self.known.read().unwrap_or_else(PoisonError::into_inner).get(&instance).cloned();
         let alive = scheduler.filter(|known| !matches!(known.get_status(), ActorStatus::Stopping | ActorStatus::Stopped));
         match alive {
             // If it stops at this moment the call is dropped, which the caller is told.

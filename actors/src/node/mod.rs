@@ -46,7 +46,7 @@ use crate::linkbench::{self, BenchOptions, LinkBenchError, LinkBenchRow};
 use crate::membership::{ClusterView, Membership};
 use crate::network::NetworkHandle;
 use crate::plan::{Goal, Plan};
-use crate::request::{ChatMessage, GenerateRequest, Prompt};
+use crate::request::{ChatMessage, GenerateRequest, Prompt, Unread};
 use crate::scheduler::GenerateRefusal;
 use crate::service::{Remote, ServeError, Service, Services};
 use crate::stage::WorkersMsg;
@@ -113,12 +113,28 @@ pub struct GenerateOptions {
     pub ignore_end: bool,
     /// What to place the model for, if it is not placed yet.
     pub goal: Goal,
+    /// The request's name; none: a fresh one that nobody can guess.
+    pub id: Option<RequestId>,
+    /// What becomes of it when nobody reads its answer any more.
+    pub unread: Unread,
+    /// How the answer is shaped for its client ([`GenerateRequest::shape`]).
+    pub shape: String,
 }
 
 impl GenerateOptions {
     /// Continues `prompt`, choosing the likeliest token always.
     pub fn new(prompt: Prompt) -> Self {
-        Self { prompt, sampling: SamplingParams::greedy(), max_tokens: None, stop: Vec::new(), ignore_end: false, goal: default_goal() }
+        Self {
+            prompt,
+            sampling: SamplingParams::greedy(),
+            max_tokens: None,
+            stop: Vec::new(),
+            ignore_end: false,
+            goal: default_goal(),
+            id: None,
+            unread: Unread::Cancel,
+            shape: String::new(),
+        }
     }
 
     /// Answers one message of a user.
@@ -418,7 +434,7 @@ impl Node {
     }
 
     async fn do_generate(&self, model: &str, options: GenerateOptions) -> Result<Generation, NodeError> {
-        let id = RequestId::random(&*self.0.env.rng);
+        let id = options.id.unwrap_or_else(|| RequestId::random(&*self.0.env.rng));
         let mut instance = self.instance(model, options.goal.clone(), Reuse::Any).await?;
         for again in [true, false] {
             let request = GenerateRequest {
@@ -429,6 +445,8 @@ impl Node {
                 max_tokens: options.max_tokens,
                 stop: options.stop.clone(),
                 ignore_end: options.ignore_end,
+                unread: options.unread,
+                shape: options.shape.clone(),
             };
             let refused = match Generation::start(self.reach(), instance.term.node, request.clone()).await {
                 // The instance went down between the look and the request: its card is old news.
@@ -452,6 +470,16 @@ impl Node {
             }
         }
         Err(NodeError::UnknownInstance(instance.instance))
+    }
+
+    /// Goes on with a request that any node of the cluster knows, from the beginning of its answer; it may have been asked at another
+    /// node, which may be gone. `None` if nobody knows it. With `at_once` that is said as soon as all nodes that are known have said so,
+    /// else it takes a moment longer, in which nodes find each other.
+    ///
+    /// # Errors
+    /// If a node that may know it does not answer, or its instance is gone.
+    pub fn resume(&self, request: RequestId, at_once: bool) -> BoxFuture<'_, Result<Option<Generation>, NodeError>> {
+        Box::pin(async move { Ok(Generation::find(self.reach(), request, at_once).await?) })
     }
 
     /// Whether somebody soon takes over an instance whose conductor cannot be reached.
