@@ -265,6 +265,15 @@ impl JournalStore {
         self.instances.iter().filter_map(|(id, instance)| of(instance).map(|(term, record)| (*id, term, record))).collect()
     }
 
+    /// The instances of a model that this member knows, under which term, and what they are.
+    pub fn of_model(&self, sha256: &str) -> Vec<(InstanceId, Term, InstanceRecord)> {
+        let of = |instance: &Instance| {
+            let record = instance.record.as_deref().filter(|record| record.sha256 == sha256)?;
+            Some((instance.term, record.clone()))
+        };
+        self.instances.iter().filter_map(|(id, instance)| of(instance).map(|(term, record)| (*id, term, record))).collect()
+    }
+
     /// A request that is remembered here, with what it asks.
     pub fn find(&self, request: RequestId) -> Option<&GenerateRequest> {
         self.instances.values().find_map(|instance| instance.entries.get(&request)).map(|entry| &entry.request)

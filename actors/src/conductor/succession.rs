@@ -61,7 +61,7 @@ fn rank(view: &ClusterView, record: &InstanceRecord, gone: NodeId) -> Option<u32
 }
 
 /// Whether a conductor that was missed is back. One that was started anew is there, too, and knows nothing of what it conducted.
-fn is_back(view: &ClusterView, instance: InstanceId, term: Term) -> bool {
+pub(super) fn is_back(view: &ClusterView, instance: InstanceId, term: Term) -> bool {
     view.card(term.node).is_some_and(|card| card.instances.iter().any(|known| known.instance == instance && known.term == term))
 }
 

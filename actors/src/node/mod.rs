@@ -65,6 +65,8 @@ const PRESENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it takes a member, at most, to be seen as the heir of a conductor that is gone: its death is noticed, the claim made and
 /// gossiped.
 const HEIR_WAIT: Duration = Duration::from_secs(4);
+/// How long an instance may change hands before a request that it does not take fails.
+const SETTLES: Duration = Duration::from_secs(15);
 /// How often it is looked for.
 const HEIR_LOOK: Duration = Duration::from_millis(100);
 
@@ -436,7 +438,8 @@ impl Node {
     async fn do_generate(&self, model: &str, options: GenerateOptions) -> Result<Generation, NodeError> {
         let id = options.id.unwrap_or_else(|| RequestId::random(&*self.0.env.rng));
         let mut instance = self.instance(model, options.goal.clone(), Reuse::Any).await?;
-        for again in [true, false] {
+        let began = self.0.env.clock.now();
+        loop {
             let request = GenerateRequest {
                 id,
                 instance: instance.instance,
@@ -450,11 +453,9 @@ impl Node {
             };
             let refused = match Generation::start(self.reach(), instance.term.node, request.clone()).await {
                 // The instance went down between the look and the request: its card is old news.
-                Err(error @ GenerateError::Refused(GenerateRefusal::UnknownInstance(_) | GenerateRefusal::Unavailable(_))) if again => {
-                    error
-                }
+                Err(error @ GenerateError::Refused(GenerateRefusal::UnknownInstance(_) | GenerateRefusal::Unavailable(_))) => error,
                 // Its conductor did: another member may take it over.
-                Err(error @ GenerateError::Unreachable(_)) if again => {
+                Err(error @ GenerateError::Unreachable(_)) => {
                     if self.has_heir(&instance).await {
                         return Ok(Generation::elsewhere(self.reach(), instance.term.node, request, error).await?);
                     }
@@ -462,14 +463,17 @@ impl Node {
                 }
                 result => return Ok(result?),
             };
-            let gone = instance.instance;
+            let gone = (instance.instance, instance.term);
             instance = self.load_other(model, &options.goal).await?;
-            if instance.instance == gone {
-                // It is the same, and it has said why it does not take the request.
+            if self.0.env.clock.now().since(began) >= SETTLES {
+                // It had its time, and has said why it does not take the request.
                 return Err(refused.into());
             }
+            if (instance.instance, instance.term) == gone {
+                // It is the same: it may be about to be another's.
+                self.0.env.clock.sleep_until(self.0.env.clock.now() + HEIR_LOOK).await;
+            }
         }
-        Err(NodeError::UnknownInstance(instance.instance))
     }
 
     /// Goes on with a request that any node of the cluster knows, from the beginning of its answer; it may have been asked at another
