@@ -3,11 +3,14 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shoal_engine::stage::SequenceId;
+use shoal_transport::access::Handle;
 use shoal_transport::provider::{Endpoint, Ticket};
 
 use crate::SamplingParams;
 use crate::conductor::journal::{Ended, JournalEntry, JournalRefusal, JournalReply, JournalRequest};
-use crate::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
+use crate::ids::{Incarnation, InstanceId, LeaseId, NodeId, PlanEpoch, RequestId, Term};
+use crate::lease::LeaseUse;
+use crate::region::{RegionOffer, RegionRefusal, RegionRequest};
 use crate::request::{Finish, GenerateRequest, Prompt, Timing, Unread};
 use crate::stage::message::{Token, Tokens};
 use crate::stage::{LinkStage, StageKey, StageReply, StageRequest};
@@ -111,6 +114,26 @@ fn stage_messages_are_pinned() {
     ];
     pinned(&StageRequest::Link(Box::new(link)), &[&[1], &key_bytes, &NODE, endpoints, &[6], &[8; 32], &[0x80, 0x20]]);
     pinned(&StageReply::Done, &[&[1]]);
+}
+
+#[test]
+fn leased_memory_messages_are_pinned() {
+    let token = postcard::from_bytes(&[9; 16]).unwrap();
+    let right = LeaseUse { lease: LeaseId(200), token, incarnation: Incarnation(3), term: term() };
+    let request = RegionRequest { right, slot_bytes: 4096 };
+    pinned(&request, &[&[0xc8, 1], &[9; 16], &[3], TERM[0], TERM[1], &[0x80, 0x20]]);
+    type Reply = Result<RegionOffer, RegionRefusal>;
+    let offer = RegionOffer {
+        endpoints: vec![Endpoint::Verbs { address: "10.0.0.1:4000".parse().unwrap() }],
+        ticket: Ticket::new(6, [8; 32]),
+        handle: Handle(300),
+    };
+    pinned::<Reply>(&Ok(offer), &[&[0, 1, 3, 0, 10, 0, 0, 1, 0xa0, 0x1f, 6], &[8; 32], &[0xac, 2]]);
+    pinned::<Reply>(&Err(RegionRefusal::Purpose), &[&[1, 1]]);
+    pinned::<Reply>(&Err(RegionRefusal::Unit), &[&[1, 2]]);
+    pinned::<Reply>(&Err(RegionRefusal::Slot { least: 1, most: 128 }), &[&[1, 3, 1, 0x80, 1]]);
+    pinned::<Reply>(&Err(RegionRefusal::Busy(256)), &[&[1, 4, 0x80, 2]]);
+    pinned::<Reply>(&Err(RegionRefusal::Failed("no".to_owned())), &[&[1, 5, 2, b'n', b'o']]);
 }
 
 #[test]
