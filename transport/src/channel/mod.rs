@@ -24,7 +24,7 @@
 
 #[cfg(test)]
 #[cfg(target_os = "linux")]
-mod faults;
+pub(crate) mod faults;
 mod grant;
 pub mod machine;
 mod receiver;
