@@ -103,11 +103,15 @@ impl<L: Living> Reception<L> {
     pub(super) fn keep_alive(self: &Arc<Self>, interval: Duration, say: impl Fn(&L) + Send + 'static) -> std::io::Result<Box<dyn Join>> {
         let (keeping, interval) = (Arc::clone(self), interval.max(Duration::from_millis(1)));
         let body = move || {
-            while !keeping.is_stopped() {
+            loop {
+                // A link that is made meanwhile has been heard just now.
+                keeping.pause(interval);
+                if keeping.is_stopped() {
+                    return;
+                }
                 for link in keeping.links.living() {
                     say(&link);
                 }
-                keeping.pause(interval);
             }
         };
         self.spawner.thread(format!("{} keep-alive", self.name), Box::new(body))

@@ -306,7 +306,8 @@ impl ShmLink {
         let piece = piece_bytes(ring);
         let mut left = length as usize;
         let takes = |bytes: usize| Writer::<Segment>::takes(bytes);
-        let all = (left / piece).saturating_mul(takes(piece)) + if left % piece > 0 { takes(left % piece) } else { 0 };
+        let (pieces, rest) = (left / piece, left % piece);
+        let all = pieces.saturating_mul(takes(piece)).saturating_add(if rest > 0 { takes(rest) } else { 0 });
         let whole = all <= ring - ring / OWED_PART - takes(0);
         // A longer one begins when it can make some way at once.
         self.await_room(sending, if whole { all } else { ring / 2 }, deadline, blocked)?;

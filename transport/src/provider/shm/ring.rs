@@ -268,7 +268,12 @@ impl<M: Memory> Writer<M> {
     /// Writes more of the next record, for which [`Writer::has_room`] said there was room.
     #[inline]
     pub(super) fn write(&mut self, mut bytes: &[u8]) {
-        if let Some(room) = self.first.get_mut(self.body..Self::BESIDE).filter(|room| !room.is_empty()) {
+        if self.body == 0 && bytes.len() >= Self::BESIDE {
+            // What is usual, and a constant length, which takes a few instructions.
+            let (beside, behind) = bytes.split_at(Self::BESIDE);
+            self.first[..Self::BESIDE].copy_from_slice(beside);
+            (self.body, bytes) = (Self::BESIDE, behind);
+        } else if let Some(room) = self.first.get_mut(self.body..Self::BESIDE) {
             let (beside, behind) = bytes.split_at(bytes.len().min(room.len()));
             room[..beside.len()].copy_from_slice(beside);
             self.body += beside.len();
