@@ -28,7 +28,7 @@
 mod ends;
 #[cfg(test)]
 #[cfg(target_os = "linux")]
-mod faults;
+pub(crate) mod faults;
 mod grant;
 pub mod machine;
 mod receiver;
