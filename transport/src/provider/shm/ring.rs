@@ -111,6 +111,8 @@ pub(super) trait Memory {
     fn ring_bytes(&self, size: Size) -> usize;
     /// The word at a count of bytes of a ring, which is that of a line.
     fn head(&self, lane: usize, size: Size, at: u64) -> &<Self::Atomics as Atomics>::Count;
+    /// Has the processor fetch the line at a count of bytes, whatever is in it.
+    fn touch(&self, lane: usize, size: Size, at: u64);
     /// Copies into a ring, at a count of bytes.
     fn copy_in(&self, lane: usize, size: Size, at: u64, bytes: &[u8]);
     /// Copies out of a ring.
@@ -133,6 +135,10 @@ impl Memory for Segment {
 
     fn head(&self, lane: usize, size: Size, at: u64) -> &AtomicU64 {
         self.word(lane, size, at)
+    }
+
+    fn touch(&self, lane: usize, size: Size, at: u64) {
+        std::hint::black_box(self.word(lane, size, at).load(Ordering::Relaxed));
     }
 
     fn copy_in(&self, lane: usize, size: Size, at: u64, bytes: &[u8]) {
@@ -373,6 +379,12 @@ impl<M: Memory> Reader<M> {
     pub(super) fn head(&mut self) -> Result<u64, Scribbled> {
         let mut word = self.word();
         if word == 0 {
+            if self.next == Size::Small {
+                // A short message may have a second line. Who waits for the first one has both come at once, instead of one after the
+                // other: a quarter of the way of a message of 64 bytes.
+                let behind = self.rings[Size::Small as usize].at.wrapping_add(M::LINE as u64);
+                self.memory.touch(self.lane, Size::Small, behind);
+            }
             return Ok(0);
         }
         if word == ELSEWHERE && self.next == Size::Small {

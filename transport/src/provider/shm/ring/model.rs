@@ -121,6 +121,8 @@ impl<const WITHOUT: u8> Memory for Toy<WITHOUT> {
         &heads[(at as usize / Self::LINE) % heads.len()]
     }
 
+    fn touch(&self, _: usize, _: Size, _: u64) {}
+
     fn copy_in(&self, _: usize, size: Size, at: u64, bytes: &[u8]) {
         for (at, byte) in (at..).zip(bytes) {
             // SAFETY: the pointer is good during the call, and the checker fails if another thread is at the cell.
