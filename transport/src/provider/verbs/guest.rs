@@ -17,13 +17,13 @@ use crate::testing::{effects, soon};
 
 const OPTIONS: LinkOptions = LinkOptions::for_payload(4 * 1024 * 1024);
 
-fn addresses() -> [String; 2] {
+pub(super) fn addresses() -> [String; 2] {
     let both = std::env::var("SHOAL_TEST_VERBS").expect("the addresses of two verbs devices are in SHOAL_TEST_VERBS");
     let both: Vec<String> = both.split(' ').map(str::to_owned).collect();
     both.try_into().expect("two addresses")
 }
 
-fn provider(effects: &Effects, profile: Profile, address: &str) -> VerbsProvider {
+pub(super) fn provider(effects: &Effects, profile: Profile, address: &str) -> VerbsProvider {
     // The patience of an emulated machine.
     let patience = Duration::from_secs(60);
     let listen = vec![format!("{address}:0").parse().unwrap()];
@@ -32,7 +32,7 @@ fn provider(effects: &Effects, profile: Profile, address: &str) -> VerbsProvider
 }
 
 /// A provider on each of the two devices.
-pub(in crate::provider) fn providers(effects: &Effects, profile: Profile) -> [VerbsProvider; 2] {
+pub(crate) fn providers(effects: &Effects, profile: Profile) -> [VerbsProvider; 2] {
     addresses().map(|address| provider(effects, profile, &address))
 }
 
