@@ -111,7 +111,7 @@ pub(super) fn what_is_forged_reaches_nothing(world: &World) {
     let lease = world.lend(1, 5000, Rights::ALL, LONG);
     let other = world.lend(3, 5000, Rights::ALL, LONG);
     let read_only = world.lend(5, 5000, Rights { read: true, write: false }, LONG);
-    let (mut theirs, _their_closer) = world.opened(&other_ends, other);
+    let (mut theirs, their_closer) = world.opened(&other_ends, other);
     let stolen = *theirs.answer();
     assert_eq!(world.put(&mut theirs, 0, &[7; 5000]), 5000);
     let forgeries: [(&str, &dyn Fn(&mut Answer)); 8] = [
@@ -133,14 +133,14 @@ pub(super) fn what_is_forged_reaches_nothing(world: &World) {
         assert!(reach.has_ended() && world.put(&mut reach, 0, b"x") == 0);
         world.works(&ends);
     }
-    let (mut reach, _closer) = world.opened(&ends, read_only);
+    let (mut reach, closer) = world.opened(&ends, read_only);
     assert_eq!(world.put(&mut reach, 0, b"x"), 0);
     assert!(!reach.has_ended() && !world.write_blindly(&mut reach, 0, b"x"), "what may only be read was written");
     assert_eq!(world.read(read_only, 5000), [0; 5000]);
     assert_eq!(world.read(lease, 5000), [&b"honest"[..], &[0; 4994]].concat());
     assert_eq!(world.read(other, 5000), [7; 5000]);
     assert_eq!(world.put(&mut theirs, 0, b"the other window is as it was"), 29);
-    drop((reach, _closer, theirs, _their_closer));
+    drop((reach, closer, theirs, their_closer));
     world.come_down_to(2);
     world.works(&ends);
 }
@@ -163,8 +163,8 @@ pub(super) fn a_window_that_has_ended_lets_nothing_through(world: &World) {
     ];
     for (what, end) in ways {
         let lease = world.lend(0, 5000, Rights::ALL, LONG);
-        let (mut reach, _closer) = world.opened(&ends, lease);
-        let (mut blind, _blind_closer) = world.opened(&ends, lease);
+        let (mut reach, closer) = world.opened(&ends, lease);
+        let (mut blind, blind_closer) = world.opened(&ends, lease);
         assert_eq!(world.put(&mut reach, 0, b"AAAA"), 4);
         assert!(world.write_blindly(&mut blind, 4, b"BBBB"));
         end(lease);
@@ -180,7 +180,7 @@ pub(super) fn a_window_that_has_ended_lets_nothing_through(world: &World) {
             assert_eq!(world.read(lease, 8), b"AAAABBBB", "{what}, and written");
             world.table.revoke(lease, soon(&world.effects)).unwrap();
         }
-        drop((reach, blind, _closer, _blind_closer));
+        drop((reach, blind, closer, blind_closer));
         assert_eq!((world.table.lent_bytes(), world.table.retired_bytes()), (0, 0));
     }
     world.come_down_to(1);
@@ -263,7 +263,7 @@ fn what_a_device_does_not_let_go_of_is_left_to_it() {
     let (world, fabric) = played(VerbsOptions::of(Profile::Rc));
     let ends = world.link();
     let lease = world.lend(0, 5000, Rights::ALL, LONG);
-    let (mut blind, _closer) = world.opened(&ends, lease);
+    let (mut blind, closer) = world.opened(&ends, lease);
     assert!(world.write_blindly(&mut blind, 0, b"before"));
     fabric.refuse_to_destroy(true);
     let term = TermTag { counter: 2, node: 0 };
@@ -276,7 +276,7 @@ fn what_a_device_does_not_let_go_of_is_left_to_it() {
     // It is asked again.
     fabric.refuse_to_destroy(false);
     assert_eq!(world.table.retired_bytes(), 0);
-    drop((blind, _closer));
+    drop((blind, closer));
     world.come_down_to(1);
 }
 
