@@ -139,11 +139,16 @@ impl State {
         held.lent.raise(to);
         let mut late = held.windows.take_late(&to);
         late.end();
-        if !late.any_living() {
-            return;
+        if late.any_living() {
+            self.move_on(handle, late);
         }
+    }
+
+    /// Goes on in other pages, because those of `late` can be written to by who may not any more.
+    #[cfg(target_os = "linux")]
+    fn move_on(&mut self, handle: Handle, late: Windows) {
+        let Some(held) = self.held.get_mut(&handle) else { return };
         let bytes = self.machine.grant_of(handle).map_or(0, |grant| grant.bytes);
-        #[cfg(target_os = "linux")]
         held.windows.end_adapters();
         if let Err(error) = held.lent.replace() {
             // The machine has no memory left. Late holders that are honest are kept out all the same; the others only by the end of
@@ -156,10 +161,20 @@ impl State {
         self.retire(bytes, late);
     }
 
+    /// Other systems have no windows, so none is late.
+    #[cfg(not(target_os = "linux"))]
+    fn move_on(&mut self, handle: Handle, late: Windows) {
+        if let Some(held) = self.held.get_mut(&handle) {
+            held.windows.join(late);
+        }
+        self.machine.fence(handle);
+    }
+
     /// The memory of a lease whose fence holds goes out of use.
     fn free(&mut self, handle: Handle, bytes: u64) {
         let Some(mut held) = self.held.remove(&handle) else { return };
         held.windows.end();
+        #[cfg(target_os = "linux")]
         if held.windows.any_living() {
             held.lent.scrap();
         }

@@ -374,8 +374,7 @@ impl Drop for FfiPair {
         if !self.destroy()
             && let Some(lent) = self.lent.take()
         {
-            // The device still knows the pages, so they are nobody else's for as long as this process lives.
-            std::mem::forget(lent);
+            self.pd.context.keep(lent);
         }
     }
 }

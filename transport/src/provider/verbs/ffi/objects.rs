@@ -6,16 +6,18 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::layout::{
     QPT_RC, QPT_UC, RawChannel, RawContext, RawCq, RawDevice, RawGidEntry, RawMr, RawPd, RawPort, RawQp, RawQpAttr, RawQpCap, RawQpInit,
     RawRecvWr, RawSendWr, RawWc, mask,
 };
 use super::library::Verbs;
+use crate::link::lock;
 use crate::provider::verbs::device::{InUse, VerbsError};
 use crate::provider::verbs::profile::Profile;
+use crate::region::LentPages;
 
 /// What a registration that fails most likely lacks.
 const MEMLOCK: &str = "; the limit of locked memory (ulimit -l) may be too low";
@@ -28,6 +30,8 @@ pub(super) struct Context {
     pairs: AtomicUsize,
     completion_queues: AtomicUsize,
     registrations: AtomicUsize,
+    /// Lent memory that the device did not let go of: mapped until the device is closed.
+    stuck: Mutex<Vec<LentPages>>,
 }
 
 // SAFETY: the library's functions may be called for one device from any thread, and from several at once; what this crate changes
@@ -52,7 +56,13 @@ impl Context {
             pairs: AtomicUsize::new(0),
             completion_queues: AtomicUsize::new(0),
             registrations: AtomicUsize::new(0),
+            stuck: Mutex::default(),
         }))
+    }
+
+    /// Keeps pages that the device still knows.
+    pub(super) fn keep(&self, pages: LentPages) {
+        lock(&self.stuck).push(pages);
     }
 
     pub(super) fn in_use(&self) -> InUse {

@@ -40,7 +40,7 @@ fn what_is_forged_reaches_nothing() {
 #[ignore = "needs devices: run by .ci/verbs"]
 fn windows_end() {
     a_window_that_has_ended_lets_nothing_through(&on_devices());
-    a_window_is_closed_when_its_lease_runs_out(&on_devices());
+    a_window_is_closed_when_its_lease_runs_out(&on_devices(), Duration::from_secs(3));
 }
 
 /// The owner, and a holder in another process with what it says.

@@ -16,8 +16,8 @@
 //! # Why the fence holds
 //!
 //! * What can reach the memory: requests that come to the owner's queue pair of this window. Other queue pairs of the device, those of the
-//!   same peer and those of others, are in other protection domains, and a key means nothing outside of its domain (IBTA vol. 1, 10.2.3,
-//!   10.6.3.5), whoever guesses or copies it. Bounds and rights are the registration's, which covers what was lent and no byte more.
+//!   same peer and those of others, are in other protection domains, and a key means nothing outside of its domain (IBTA vol. 1, 10.2.3),
+//!   whoever guesses or copies it. Bounds and rights are the registration's, which covers what was lent and no byte more.
 //! * Ending a window destroys the queue pair and then takes the registration back, and returns when the device has said yes to both. When a
 //!   queue pair has been destroyed, the device handles nothing more that comes to its number (10.2.4.4); what comes later is dropped
 //!   there. The order matters on devices made of software: soft-RoCE looks up the registration with the first packet of a long WRITE and
@@ -27,7 +27,8 @@
 //!   (`access`). In any case the pages belong to no other lease, before or after (`region::lent`), and are not given back while a
 //!   device may know them.
 //! * An adapter looks at no clock. The owner closes a window at the deadline (`access::watch`), and before it looks at the memory itself
-//!   after that. The holder is told how long the lease lasts, counts from before it asked, and stops earlier.
+//!   after that; so an owner that was stopped or suspended for a while, and closes late, has seen nothing that came late. The holder is
+//!   told how long the lease lasts, counts from before it asked, and stops earlier.
 //! * A window is for one term and one generation of writes; when a later one begins, the windows of earlier ones end before it is let in.
 //!
 //! # When a put is in the owner's memory
@@ -41,7 +42,7 @@
 //! # What a holder hears
 //!
 //! A queue pair that was destroyed answers nothing, so a holder would find out by repeating itself for half a second. Therefore the owner
-//! tells it over the link which windows have ended (`wire`, kind 6). Whatever a window does not let through is put to the owner's thread,
+//! tells it over the link which windows have ended (`wire`, kind 6); where the link is gone, too, its anchor says so. Whatever a window does not let through is put to the owner's thread,
 //! which says why; denials are the same everywhere.
 
 mod reach;

@@ -85,8 +85,9 @@ impl Asking {
         }
         let route = self.link.route();
         self.pair.ready_to_receive(&route.ready_to_receive(answer.number, 0))?;
-        // As a link's queue pair, see `Profile::ready_to_send`.
-        let reliable = ReliableSend { timeout: 14, retries: 7, rnr_retries: 7, reads_max: READS_MAX };
+        // A packet is repeated after 67 ms (4.096 µs × 2¹⁴), six times: soft-RoCE takes seven for ever, and an owner that ended the window
+        // while its link was cut answers nothing.
+        let reliable = ReliableSend { timeout: 14, retries: 6, rnr_retries: 7, reads_max: READS_MAX };
         self.pair.ready_to_send(&ReadyToSend { send_psn: self.psn, reliable: Some(reliable) })?;
         let events = self.pair.events().map(|events| events.as_fd().try_clone_to_owned()).transpose()?;
         Ok(Reach {

@@ -105,6 +105,9 @@ pub(super) fn until(mut holds: impl FnMut() -> bool) {
 
 const LONG: Duration = Duration::from_secs(60);
 
+/// How an answer is forged.
+type Change<'a> = &'a dyn Fn(&mut Answer);
+
 /// What somebody would try who has a window and wants more.
 pub(super) fn what_is_forged_reaches_nothing(world: &World) {
     let (ends, other_ends) = (world.link(), world.link());
@@ -114,7 +117,7 @@ pub(super) fn what_is_forged_reaches_nothing(world: &World) {
     let (mut theirs, their_closer) = world.opened(&other_ends, other);
     let stolen = *theirs.answer();
     assert_eq!(world.put(&mut theirs, 0, &[7; 5000]), 5000);
-    let forgeries: [(&str, &dyn Fn(&mut Answer)); 8] = [
+    let forgeries: [(&str, Change<'_>); 8] = [
         ("beyond the end", &|answer| answer.address += 5000),
         ("over the end", &|answer| answer.address += 4999),
         ("before the start", &|answer| answer.address -= 1),
@@ -145,10 +148,13 @@ pub(super) fn what_is_forged_reaches_nothing(world: &World) {
     world.works(&ends);
 }
 
+/// How a lease ends.
+type End<'a> = &'a dyn Fn(Handle);
+
 /// Whatever ends a window, who takes no notice writes nothing more, and who does is told.
 pub(super) fn a_window_that_has_ended_lets_nothing_through(world: &World) {
     let ends = world.link();
-    let ways: [(&str, &dyn Fn(Handle)); 5] = [
+    let ways: [(&str, End<'_>); 5] = [
         ("revoked", &|handle| world.table.revoke(handle, soon(&world.effects)).unwrap()),
         ("expired", &|handle| world.table.renew(handle, world.effects.clock.now()).unwrap()),
         ("looked at after its deadline", &|handle| {
@@ -187,14 +193,13 @@ pub(super) fn a_window_that_has_ended_lets_nothing_through(world: &World) {
     world.works(&ends);
 }
 
-/// Nobody asks for it, and nobody ends it.
-pub(super) fn a_window_is_closed_when_its_lease_runs_out(world: &World) {
-    let ends = world.link();
-    let (began, lasts) = (world.effects.clock.now(), Duration::from_millis(80));
+/// Nobody asks for it, and nobody ends it. `lasts` is long enough to make a link and a window.
+pub(super) fn a_window_is_closed_when_its_lease_runs_out(world: &World, lasts: Duration) {
+    let (ends, other) = (world.link(), world.link());
+    let began = world.effects.clock.now();
     let lease = world.lend(0, 5000, Rights::ALL, lasts);
     let (mut reach, _closer) = world.opened(&ends, lease);
     let later = world.lend(2, 5000, Rights::ALL, LONG);
-    let other = world.link();
     let (mut stays, _stays_closer) = world.opened(&other, later);
     until(|| world.far.in_use().registrations == 3);
     assert!(world.effects.clock.now().since(began) >= lasts, "it was closed too early");
@@ -230,7 +235,7 @@ fn played_a_window_that_has_ended_lets_nothing_through() {
 
 #[test]
 fn played_a_window_is_closed_when_its_lease_runs_out() {
-    a_window_is_closed_when_its_lease_runs_out(&plain());
+    a_window_is_closed_when_its_lease_runs_out(&plain(), Duration::from_millis(500));
 }
 
 #[test]
