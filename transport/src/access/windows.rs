@@ -91,15 +91,13 @@ impl Windows {
 
 #[cfg(target_os = "linux")]
 mod here {
-    use super::{Instant, WINDOWS_MAX, Windows, Writer};
-    use crate::access::{AccessTable, Denied, Grant, Operation, Rights, State};
+    use super::{Instant, Windows, Writer};
+    use crate::access::{AccessTable, Denied, Grant, Handle, Operation, Rights, State};
     use crate::frame::TermTag;
     use crate::link::lock;
     use crate::provider::shm::window as mapped;
     use crate::provider::verbs::window as reached;
     use crate::region::LentPages;
-
-    const _: () = assert!(WINDOWS_MAX > 0);
 
     /// One of either kind.
     pub(in crate::access) enum Handed {
@@ -164,6 +162,24 @@ mod here {
                 }
             }
             Ok((grant, writer))
+        }
+
+        /// Whether a window onto these pages of a lease may be added to those that there are.
+        fn may_join(&mut self, handle: Handle, pages: &LentPages) -> bool {
+            self.held.get_mut(&handle).is_some_and(|held| held.lent.uses(pages) && held.windows.has_room())
+        }
+
+        /// Takes back what nobody was told of. Should the device refuse, the lease has to end: its pages can be written to.
+        fn discard(&mut self, handle: Handle, exposed: reached::Exposed, now: Instant) {
+            let (handed, ..) = exposed.keep(Writer::OWNER, now, std::time::Duration::ZERO);
+            handed.end();
+            if !handed.is_gone() {
+                tracing::warn!(?handle, "a device does not let go of leased memory; the lease is fenced");
+                if let Some(held) = self.held.get_mut(&handle) {
+                    held.windows.0.push(Handed::Reached(handed));
+                }
+                self.machine.fence(handle);
+            }
         }
 
         fn windows(&mut self, operation: &Operation) -> Result<&mut Windows, Denied> {
@@ -243,14 +259,19 @@ mod here {
         ) -> Result<Option<(reached::Answer, reached::Closer)>, Denied> {
             let Some(exposed) = exposed else { return Ok(None) };
             let now = self.0.effects.clock.now();
-            let (grant, writer) = state.may_open(now, operation, generation)?;
-            let same = grant.bytes == before.bytes && grant.rights == before.rights;
-            let Some(held) = state.held.get_mut(&operation.handle) else { return Err(Denied::Unknown) };
-            if !same || !held.lent.uses(pages) || !held.windows.has_room() {
-                return Ok(None);
-            }
+            let outcome = state.may_open(now, operation, generation);
+            let same = |grant: &Grant| grant.bytes == before.bytes && grant.rights == before.rights;
+            let (grant, writer) = match outcome {
+                Ok((grant, writer)) if same(&grant) && state.may_join(operation.handle, pages) => (grant, writer),
+                other => {
+                    state.discard(operation.handle, exposed, now);
+                    return other.map(|_| None);
+                }
+            };
             let (handed, answer, closer) = exposed.keep(writer, grant.deadline, grant.deadline.since(now));
-            held.windows.0.push(Handed::Reached(handed));
+            if let Some(held) = state.held.get_mut(&operation.handle) {
+                held.windows.0.push(Handed::Reached(handed));
+            }
             if let Err(error) = self.watch(state) {
                 tracing::warn!(%error, "no thread to close windows onto leased memory in time; the owner's thread moves all bytes");
                 closer.close();

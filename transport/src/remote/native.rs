@@ -85,6 +85,10 @@ mod here {
         }
     }
 
+    /// After so many windows in a row that nothing went through, the adapters are taken for ones that do not do what they promise: each
+    /// costs the time in which an operation fails.
+    const FRUITLESS_MAX: u8 = 3;
+
     /// The window of a region.
     #[derive(Debug)]
     pub(in crate::remote) struct Native {
@@ -92,6 +96,8 @@ mod here {
         /// None: there will be no window.
         means: Option<Means>,
         state: State,
+        /// Windows in a row that nothing went through.
+        fruitless: u8,
     }
 
     #[derive(Debug)]
@@ -108,7 +114,7 @@ mod here {
         /// What can be had over a link whose messages have so much room.
         pub(in crate::remote) fn over(link: &Arc<dyn Link>, piece_bytes: usize) -> Self {
             let means = Means::of(link).filter(|_| piece_bytes >= Meeting::BYTES.max(ANSWER_BYTES));
-            Self { link: Arc::clone(link), means, state: State::Shut }
+            Self { link: Arc::clone(link), means, state: State::Shut, fruitless: 0 }
         }
 
         /// There will be no window.
@@ -123,6 +129,15 @@ mod here {
 
         /// Gives the window up. Another lease, term or generation may get one.
         pub(in crate::remote) fn shut(&mut self) {
+            if let State::Open(Window::Reached(reach)) = &self.state
+                && reach.has_ended()
+            {
+                self.fruitless = if reach.was_of_use() { 0 } else { self.fruitless.saturating_add(1) };
+                if self.fruitless >= FRUITLESS_MAX {
+                    tracing::warn!(link = %self.link.peer(), "adapters do not reach this peer's memory; its thread moves all bytes");
+                    self.means = None;
+                }
+            }
             self.state = State::Shut;
         }
 
@@ -135,7 +150,6 @@ mod here {
     impl RemoteRegion {
         /// The window onto the lease, if there can be one. Where the owner denies it, the operation itself will hear the same.
         pub(in crate::remote) fn window(&mut self, deadline: Instant) -> Result<Option<(&mut Window, &Effects)>, TransferError> {
-            let Some(means) = &self.native.means else { return Ok(None) };
             match &self.native.state {
                 State::Refused => return Ok(None),
                 State::Open(_) if self.native.link.health().closed.is_some() => {
@@ -144,11 +158,11 @@ mod here {
                 }
                 State::Open(window) if !window.has_ended() => {}
                 State::Open(_) | State::Shut => {
-                    let means = means.clone();
                     self.native.shut();
-                    match means {
-                        Means::Mapping => self.open_mapped(deadline)?,
-                        Means::Adapters(end) => self.open_reached(&end, deadline)?,
+                    match self.native.means.clone() {
+                        Some(Means::Mapping) => self.open_mapped(deadline)?,
+                        Some(Means::Adapters(end)) => self.open_reached(&end, deadline)?,
+                        None => {}
                     }
                 }
             }

@@ -90,7 +90,7 @@ pub struct VerbsOptions {
     /// Chunks that a link has for sending, 16 or more. All chunks of a link are locked memory.
     pub sends: u32,
     /// Windows that peers may have onto lent memory at once, on each device: a queue pair and a registration each. Beyond that a thread of
-    /// this node moves the bytes.
+    /// this node moves the bytes. A holder's end takes 2 MiB of locked memory.
     pub windows: usize,
     /// Bytes that may be open in all of them together. They are locked in memory, which the system may limit further (`ulimit -l`).
     pub window_bytes: u64,

@@ -64,8 +64,10 @@ struct Fabric {
     queues: BTreeMap<u32, Queues>,
     in_use: BTreeMap<String, InUse>,
     last: u32,
-    /// Devices that refuse to destroy anything.
+    /// Devices refuse to destroy anything.
     stubborn: bool,
+    /// Devices let no WRITE or READ through.
+    narrow: bool,
 }
 
 /// The cables between devices.
@@ -81,6 +83,7 @@ impl Fabric {
             return false;
         }
         let Some((work, mut slot, bytes)) = ours.work.pop_front() else { return false };
+        let narrow = self.narrow;
         let theirs =
             self.queues.get_mut(&to).filter(|theirs| theirs.peer == from && matches!(theirs.state, State::Receiving | State::Sending));
         let Some(theirs) = theirs else { return self.unanswered(from, work, slot, bytes) };
@@ -93,6 +96,7 @@ impl Fabric {
                 }
                 None => return self.unanswered(from, work, slot, bytes),
             },
+            Work::Write(_) | Work::Read(_) if narrow => false,
             Work::Write(spot) => theirs.place(spot, bytes, access::REMOTE_WRITE).is_some_and(|(pages, at)| {
                 pages.place(at, &slot.as_slice()[..bytes]);
                 true
@@ -148,6 +152,16 @@ impl ReliableFabric {
         let device = ReliableDevice { fabric: self.clone(), name: format!("sim_{ip}"), gid: Gid::of(ip) };
         let devices: Devices = vec![Arc::new(device)];
         VerbsProvider::with_devices(effects.clone(), options, desk, devices).unwrap()
+    }
+
+    /// From now on devices let no WRITE or READ through.
+    pub(crate) fn let_nothing_through(&self) {
+        lock(&self.0).narrow = true;
+    }
+
+    /// Queue pairs that were ever made.
+    pub(crate) fn made(&self) -> u32 {
+        lock(&self.0).last
     }
 
     /// From now on, whether devices refuse to destroy what is on them.

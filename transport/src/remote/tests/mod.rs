@@ -19,6 +19,8 @@ use crate::provider::memory::{MemoryFabric, MemoryProvider, Shape};
 #[cfg(target_os = "linux")]
 use crate::provider::shm::{ShmOptions, ShmProvider};
 use crate::provider::tcp::{TcpOptions, TcpProvider};
+#[cfg(target_os = "linux")]
+use crate::provider::verbs::reliable::ReliableFabric;
 use crate::provider::{Provider, Ticket};
 use crate::testing::{effects, soon};
 
@@ -68,10 +70,13 @@ fn shm(way: Way) -> World {
 /// Adapters that are played.
 #[cfg(target_os = "linux")]
 fn verbs(way: Way) -> World {
-    use crate::provider::verbs::reliable::ReliableFabric;
+    verbs_on(&ReliableFabric::default(), way)
+}
+
+#[cfg(target_os = "linux")]
+fn verbs_on(fabric: &ReliableFabric, way: Way) -> World {
     use crate::provider::verbs::{Profile, VerbsOptions};
     let effects = effects();
-    let fabric = ReliableFabric::default();
     let patience = Duration::from_secs(60);
     let options = VerbsOptions { silence_max: patience, handshake_max: patience, ..VerbsOptions::of(Profile::Rc) };
     let start = |address| Box::new(fabric.provider(&effects, address, options.clone()));
@@ -436,6 +441,30 @@ fn windows_are_for_links_through_shared_memory_only() {
         });
         assert_eq!(waiting.take(1000, &*world.effects.clock).is_ok(), answer == message::HANDED);
     }
+}
+
+/// Adapters that promise more than they do.
+#[cfg(target_os = "linux")]
+#[test]
+fn adapters_that_let_nothing_through_are_given_up() {
+    let fabric = ReliableFabric::default();
+    let world = verbs_on(&fabric, Way::Native);
+    let lease = world.lend(0, 100_000, Rights::ALL);
+    fabric.let_nothing_through();
+    world.with(lease, HOLDER, |region| {
+        let soon = world.soon();
+        let mut made = Vec::new();
+        for round in 0..8 {
+            let message = bytes(100_000, round);
+            region.put(0, &message, soon).unwrap();
+            let mut got = vec![0; 100_000];
+            region.get(0, &mut got, soon).unwrap();
+            assert!(got == message);
+            assert_eq!(region.way(), Way::Served);
+            made.push(fabric.made());
+        }
+        assert!(made[0] > 2 && made[2..].iter().all(|count| *count == made[2]), "{made:?}");
+    });
 }
 
 /// A holder that is never heard of again after it was lent something, and others who come and go.

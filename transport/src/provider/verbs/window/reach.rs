@@ -101,6 +101,7 @@ impl Asking {
             patience: Patience::new(),
             answer: Answer { bytes, ..*answer },
             until: self.since + answer.left,
+            fruitful: false,
         })
     }
 }
@@ -121,6 +122,8 @@ pub(crate) struct Reach {
     answer: Answer,
     /// When the lease ends as far as this node knows, on its own clock.
     until: Instant,
+    /// Something went through.
+    fruitful: bool,
 }
 
 impl Reach {
@@ -132,6 +135,11 @@ impl Reach {
     /// Whether it has ended. Another one may be had, or the owner says why not.
     pub(crate) fn has_ended(&self) -> bool {
         self.pair.is_none()
+    }
+
+    /// Whether something went through, or nothing because the owner ended it.
+    pub(crate) fn was_of_use(&self) -> bool {
+        self.fruitful || self.is_over()
     }
 
     /// Writes `bytes` to `offset`, and says how many of them are in the owner's memory: all, or none that this node knows of, because the
@@ -262,6 +270,7 @@ impl Reach {
                 tracing::debug!(status, window = self.answer.window, "a window onto a peer's memory has ended");
                 return Err(Over);
             }
+            self.fruitful = true;
             self.under_way -= 1;
             self.done.push_back(slot);
         }

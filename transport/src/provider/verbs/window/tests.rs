@@ -283,6 +283,24 @@ fn what_a_device_does_not_let_go_of_is_left_to_it() {
     assert_eq!(world.table.retired_bytes(), 0);
     drop((blind, closer));
     world.come_down_to(1);
+    // Nor is a window forgotten that came too late to be told of.
+    let far = Arc::clone(&ends.far).one_sided().unwrap();
+    let lease = world.lend(0, 5000, Rights::ALL, LONG);
+    let operation = Operation { handle: lease, peer: HOLDER, term: FIRST, write: None, offset: 0, bytes: 0 };
+    let opened = world.table.open_reach(operation, 0, |pages, bytes, rights| {
+        let exposed = far.expose(&Request { number: 1, psn: 0 }, pages, bytes, rights).ok();
+        fabric.refuse_to_destroy(true);
+        world.table.raise_term(lease, term).unwrap();
+        exposed
+    });
+    assert!(matches!(opened, Err(Denied::Term)));
+    let again = Operation { term, ..operation };
+    assert!(matches!(world.table.admit(again), Err(Denied::Fenced)));
+    world.table.revoke(lease, soon(&world.effects)).unwrap();
+    assert_eq!(world.table.retired_bytes(), 2 * PAGE);
+    fabric.refuse_to_destroy(false);
+    assert_eq!(world.table.retired_bytes(), 0);
+    world.come_down_to(1);
 }
 
 #[test]
