@@ -35,5 +35,6 @@ mod wire_tests;
 pub use shoal_engine::bench;
 pub use shoal_engine::device::{Device, GPU_BACKEND};
 pub use shoal_engine::sampler::SamplingParams;
+pub use shoal_transport::path::PathHealth;
 pub use shoal_transport::provider::ProviderKind;
 pub use shoal_transport::provider::tcp::Encryption;

@@ -61,6 +61,36 @@ pub struct GenerateRequest {
     pub stop: Vec<String>,
     /// Whether to go on when the model ends its text.
     pub ignore_end: bool,
+    /// What becomes of it when nobody reads its answer any more.
+    pub unread: Unread,
+    /// How the answer is shaped for its client, in the words of the interface that took the request, so that another node can go on
+    /// with it. Carried, not read; at most [`SHAPE_BYTES_MAX`].
+    pub shape: String,
+}
+
+/// Longest [`GenerateRequest::shape`], in bytes.
+pub const SHAPE_BYTES_MAX: usize = 4096;
+
+impl GenerateRequest {
+    /// Whether both ask for the same text, whoever asks and wherever it is made.
+    pub fn asks_the_same(&self, other: &Self) -> bool {
+        (&self.prompt, &self.sampling, self.max_tokens, &self.stop, self.ignore_end)
+            == (&other.prompt, &other.sampling, other.max_tokens, &other.stop, other.ignore_end)
+    }
+}
+
+/// What becomes of a request whose answer nobody reads any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Unread {
+    /// It ends at once when its reader says that it goes: nobody else knows its id.
+    #[default]
+    Cancel,
+    /// Its reader may come back, at this node or another: it ends a little after the reader has gone. A reader that dies without a word
+    /// is waited for, up to the answer's end.
+    Wait,
+    /// It goes on to its end, and the answer is kept for a while.
+    GoOn,
 }
 
 /// One token of an answer.

@@ -181,10 +181,10 @@ impl Serving {
         services.serve_actor::<Stages, _>(workers.clone())?;
 
         let journal = Arc::new(Mutex::new(JournalStore::new(JOURNAL_INSTANCES, JOURNAL_ENTRIES)));
-        let kept = Arc::clone(&journal);
+        let (kept, clock) = (Arc::clone(&journal), Arc::clone(&env.clock));
         services.serve::<Journal>(move |call: Inbound<Journal>| {
             let own = call.request.term().node == call.from;
-            let result = own.then(|| lock(&kept).apply(call.request));
+            let result = own.then(|| lock(&kept).apply(clock.now(), call.request));
             match (call.reply, result) {
                 (Some(reply), Some(result)) => reply.reply(result),
                 (Some(reply), None) => reply.fail("a journal belongs to the conductor that its term names"),
@@ -273,7 +273,7 @@ pub(crate) fn model(path: &Path) -> LocalModel {
 
 /// Hands a call to the scheduler of the instance that it asks for.
 fn route(schedulers: &Mutex<BTreeMap<InstanceId, ActorRef<SchedulerMsg>>>, mut call: Inbound<Generate>) {
-    let instance = call.request.instance();
+    let Some(instance) = call.request.instance() else { return };
     let scheduler = lock(schedulers).get(&instance).cloned();
     match scheduler.filter(|known| !matches!(known.get_status(), ActorStatus::Stopping | ActorStatus::Stopped)) {
         Some(scheduler) => drop(scheduler.cast(SchedulerMsg::Call(call))),

@@ -1,13 +1,15 @@
 //! An answer in the shapes of OpenAI's interface, whole and in pieces.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::parameters::Asked;
 use super::speed::timings;
-use crate::{Finish, Timing, TokenEvent};
+use crate::{Finish, GenerateRequest, RequestId, Timing, TokenEvent};
 
 /// Which of the two interfaces asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Dialect {
     /// `/v1/chat/completions`
     Chat,
@@ -15,17 +17,25 @@ pub(super) enum Dialect {
     Text,
 }
 
-/// What all pieces of an answer have in common.
-#[derive(Debug)]
+/// What all pieces of an answer have in common. It travels with the request, as JSON, so that another node can go on with the answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Shape {
     pub(super) dialect: Dialect,
-    pub(super) id: String,
+    #[serde(skip, default = "nameless")]
+    pub(super) request: RequestId,
     pub(super) created: u64,
     pub(super) model: String,
+    #[serde(skip)]
     pub(super) fingerprint: Option<String>,
+    pub(super) stream: bool,
     pub(super) include_usage: bool,
     pub(super) logprobs: bool,
     pub(super) token_ids: bool,
+}
+
+/// A request says its id itself.
+fn nameless() -> RequestId {
+    RequestId(0)
 }
 
 /// How it ended.
@@ -74,9 +84,29 @@ fn logprob(token: &TokenEvent) -> Value {
 }
 
 impl Shape {
-    pub(super) fn new(dialect: Dialect, asked: &Asked, id: String, created: u64, model: String, fingerprint: Option<String>) -> Self {
-        let (include_usage, logprobs, token_ids) = (asked.include_usage, asked.logprobs, asked.token_ids);
-        Self { dialect, id, created, model, fingerprint, include_usage, logprobs, token_ids }
+    pub(super) fn new(dialect: Dialect, asked: &Asked, request: RequestId, created: u64) -> Self {
+        let (stream, include_usage, logprobs, token_ids) = (asked.stream, asked.include_usage, asked.logprobs, asked.token_ids);
+        Self { dialect, request, created, model: asked.model.clone(), fingerprint: None, stream, include_usage, logprobs, token_ids }
+    }
+
+    /// As it travels with the request.
+    pub(super) fn to_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// As it came with the request; none if that was not asked over HTTP.
+    pub(super) fn of(request: &GenerateRequest) -> Option<Self> {
+        let shape: Self = serde_json::from_str(&request.shape).ok()?;
+        Some(Self { request: request.id, ..shape })
+    }
+
+    /// The answer's id.
+    pub(super) fn id(&self) -> String {
+        let prefix = match self.dialect {
+            Dialect::Chat => "chatcmpl",
+            Dialect::Text => "cmpl",
+        };
+        format!("{prefix}-{}", self.request)
     }
 
     fn frame(&self, piece: bool, choices: Value) -> Value {
@@ -85,7 +115,7 @@ impl Shape {
             (Dialect::Chat, false) => "chat.completion",
             (Dialect::Text, _) => "text_completion",
         };
-        let mut frame = json!({"id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices});
+        let mut frame = json!({"id": self.id(), "object": object, "created": self.created, "model": self.model, "choices": choices});
         if let Some(fingerprint) = &self.fingerprint {
             frame["system_fingerprint"] = Value::from(fingerprint.as_str());
         }
@@ -164,10 +194,11 @@ mod tests {
     fn shape(dialect: Dialect) -> Shape {
         Shape {
             dialect,
-            id: "chatcmpl-1".to_owned(),
+            request: RequestId(1),
             created: 7,
             model: "m".to_owned(),
             fingerprint: None,
+            stream: true,
             include_usage: true,
             logprobs: false,
             token_ids: false,
@@ -193,6 +224,26 @@ mod tests {
         assert_eq!(closing[0]["choices"][0]["finish_reason"], "length");
         assert_eq!(closing[1]["usage"], json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}));
         assert_eq!(closing[1]["choices"], json!([]));
+    }
+
+    #[test]
+    fn a_shape_travels_with_its_request() {
+        let shape = Shape { fingerprint: Some("f".to_owned()), token_ids: true, ..shape(Dialect::Text) };
+        let mut request = GenerateRequest {
+            id: RequestId(5),
+            instance: crate::InstanceId(1),
+            prompt: crate::Prompt::Text(String::new()),
+            sampling: crate::SamplingParams::default(),
+            max_tokens: None,
+            stop: Vec::new(),
+            ignore_end: false,
+            unread: crate::Unread::Wait,
+            shape: shape.to_text(),
+        };
+        assert_eq!(Shape::of(&request), Some(Shape { request: RequestId(5), fingerprint: None, ..shape }));
+        request.shape.clear();
+        assert_eq!(Shape::of(&request), None);
+        assert_eq!(self::shape(Dialect::Chat).id(), "chatcmpl-00000000000000000000000000000001");
     }
 
     #[test]

@@ -7,56 +7,88 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
-use serde_json::Value;
 
 use super::answer::{Dialect, Ended, Shape};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::parameters::{self, Asked};
+use super::requests::{REQUEST_HEADER, chosen, seed_of};
+use super::told::{Resume, Telling, Told};
 use super::{Shared, models};
-use crate::{Generation, Piece, TokenEvent};
+use crate::{Generation, InstanceId, Piece, RequestId, TokenEvent, Unread};
 
 type Body = Result<Bytes, BytesRejection>;
 
-pub(super) async fn chat(State(shared): State<Shared>, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn chat(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     let asked = parameters::chat(Fields::read(body)?)?;
-    answer(shared, Dialect::Chat, asked).await
+    answer(shared, Dialect::Chat, asked, &headers).await
 }
 
-pub(super) async fn text(State(shared): State<Shared>, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn text(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     let asked = parameters::text(Fields::read(body)?)?;
-    answer(shared, Dialect::Text, asked).await
+    answer(shared, Dialect::Text, asked, &headers).await
 }
 
-async fn answer(shared: Shared, dialect: Dialect, mut asked: Asked) -> Result<Response, ApiError> {
+/// What an instance's answers are made with, as far as a client can tell.
+pub(super) fn fingerprint(shared: &Shared, instance: InstanceId) -> Option<String> {
+    let instance = shared.node.instances().into_iter().find(|known| known.instance == instance)?;
+    let digest: String = instance.sha256.chars().take(10).collect();
+    Some(format!("shoal_{}_{digest}", env!("CARGO_PKG_VERSION")))
+}
+
+async fn answer(shared: Shared, dialect: Dialect, mut asked: Asked, headers: &HeaderMap) -> Result<Response, ApiError> {
     models::check_name(&shared, &asked.model)?;
-    if shared.is_leaving() {
-        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "this node is leaving the cluster; ask another one");
-        return Err(ApiError { code: Some("leaving"), ..error });
-    }
+    shared.not_leaving()?;
     let node = &shared.node;
+    let chosen = chosen(headers)?;
+    let id = chosen.unwrap_or_else(|| RequestId::random(&*node.env().rng));
     if !asked.seeded {
-        asked.options.sampling.seed = node.env().rng.next_u64("request seed");
+        // Whoever sends a request of its own name again means the same one.
+        asked.options.sampling.seed = chosen.map_or_else(|| node.env().rng.next_u64("request seed"), seed_of);
     }
-    let generation = node.generate(&asked.model, asked.options.clone()).await?;
-    let instance = node.instances().into_iter().find(|known| known.instance == generation.instance());
-    let fingerprint = instance.map(|instance| {
-        let digest: String = instance.sha256.chars().take(10).collect();
-        format!("shoal_{}_{digest}", env!("CARGO_PKG_VERSION"))
-    });
-    let prefix = match dialect {
-        Dialect::Chat => "chatcmpl",
-        Dialect::Text => "cmpl",
+    let mut shape = Shape::new(dialect, &asked, id, shared.unix_seconds());
+    asked.options.unread = match (asked.background, asked.stream || chosen.is_some()) {
+        (true, _) => Unread::GoOn,
+        (false, true) => Unread::Wait,
+        // The client learns its id with the answer, and not before.
+        (false, false) => Unread::Cancel,
     };
-    let id = format!("{prefix}-{}", generation.id());
-    let shape = Shape::new(dialect, &asked, id, shared.unix_seconds(), asked.model.clone(), fingerprint);
-    match asked.stream {
-        true => Ok(stream(shape, generation)),
-        false => whole(shape, generation).await,
+    asked.options.id = Some(id);
+    asked.options.shape = shape.to_text();
+    let known = if chosen.is_some() { node.resume(id, true).await? } else { None };
+    let generation = match known {
+        Some(generation) => {
+            let other = || ApiError::from(crate::GenerateError::Refused(shoal_actors::scheduler::GenerateRefusal::OtherRequest(id)));
+            let first = Shape::of(generation.request()).ok_or_else(other)?;
+            let (before, options) = (generation.request(), &asked.options);
+            let before =
+                (&before.prompt, &before.sampling, before.max_tokens, &before.stop, before.ignore_end, &first.model, first.dialect);
+            let now = (&options.prompt, &options.sampling, options.max_tokens, &options.stop, options.ignore_end, &asked.model, dialect);
+            if before != now {
+                return Err(other());
+            }
+            shape.created = first.created;
+            generation
+        }
+        None => node.generate(&asked.model, asked.options).await?,
+    };
+    shape.fingerprint = fingerprint(&shared, generation.instance());
+    let response = match asked.stream {
+        true => stream(Streamed::new(Telling::new(shape), generation, None)?),
+        false => whole(shape, generation).await?,
+    };
+    Ok(named(response, id))
+}
+
+/// A response that says which request it answers.
+pub(super) fn named(mut response: Response, id: RequestId) -> Response {
+    if let Ok(value) = HeaderValue::from_str(&id.to_string()) {
+        response.headers_mut().insert(REQUEST_HEADER, value);
     }
+    response
 }
 
 /// If the client goes away, the server drops this future, and with it the generation.
@@ -78,64 +110,106 @@ async fn whole(shape: Shape, mut generation: Generation) -> Result<Response, Api
             _ => {}
         }
     }
-    Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer ended without an end"))
+    Err(ended_without_end())
 }
 
-struct Streamed {
-    shape: Shape,
+fn ended_without_end() -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer ended without an end")
+}
+
+/// A streamed answer on its way.
+#[derive(Debug)]
+pub(super) struct Streamed {
+    telling: Telling,
     generation: Generation,
-    completion_tokens: u32,
+    resume: Option<Resume>,
     ready: VecDeque<Event>,
     ended: bool,
 }
 
-fn event(value: &Value) -> Event {
-    Event::default().data(value.to_string())
-}
-
 impl Streamed {
-    fn take(&mut self, piece: Option<Result<Piece, crate::GenerateError>>) {
-        match piece {
-            Some(Ok(Piece::Token(token))) => {
-                self.completion_tokens = self.completion_tokens.saturating_add(1);
-                let piece = self.shape.piece(&token.text, std::slice::from_ref(&token));
-                self.ready.extend(piece.as_ref().map(event));
+    /// From the beginning, or without what `resume` leaves out.
+    pub(super) fn new(mut telling: Telling, generation: Generation, resume: Option<Resume>) -> Result<Self, ApiError> {
+        let opening = telling.opening().into_iter().collect();
+        let mut streamed = Self { telling, generation, resume, ready: VecDeque::new(), ended: false };
+        streamed.tell(opening)?;
+        Ok(streamed)
+    }
+
+    /// Waits until the answer is as far as what was shown.
+    ///
+    /// # Errors
+    /// If it is another one, or breaks off before.
+    pub(super) async fn catch_up(&mut self) -> Result<(), ApiError> {
+        loop {
+            let here = self.telling.mark();
+            match &self.resume {
+                Some(resume) if !resume.reached(&here).map_err(|why| ApiError::contradiction(&why))? => {}
+                _ => return Ok(()),
             }
-            Some(Ok(Piece::End { reason, text, timing })) => {
-                self.ready.extend(self.shape.piece(&text, &[]).as_ref().map(event));
-                let (prompt_tokens, completion_tokens) = (self.generation.prompt_tokens(), self.completion_tokens);
-                let ended = Ended { reason, prompt_tokens, completion_tokens, timing };
-                self.ready.extend(self.shape.closing(&ended).iter().map(event));
-                self.ready.push_back(Event::default().data("[DONE]"));
-                self.ended = true;
+            if self.ended {
+                return Ok(());
             }
-            Some(Ok(_)) => {}
-            Some(Err(error)) => self.fail(&error.into()),
-            None => self.fail(&ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer ended without an end")),
+            let piece = self.generation.next().await;
+            self.take(piece)?;
         }
     }
 
-    fn fail(&mut self, error: &ApiError) {
-        self.ready.push_back(event(&error.body()).event("error"));
-        self.ended = true;
+    fn tell(&mut self, told: Vec<Told>) -> Result<(), ApiError> {
+        let new = match &self.resume {
+            Some(resume) => resume.new_of(told).map_err(|why| ApiError::contradiction(&why))?,
+            None => told,
+        };
+        self.ready.extend(new.iter().map(|told| Event::default().id(told.mark.id()).data(told.value.to_string())));
+        Ok(())
+    }
+
+    fn take(&mut self, piece: Option<Result<Piece, crate::GenerateError>>) -> Result<(), ApiError> {
+        match piece {
+            Some(Ok(Piece::Token(token))) => {
+                let told = self.telling.token(&token).into_iter().collect();
+                self.tell(told)
+            }
+            Some(Ok(Piece::End { reason, text, timing })) => {
+                let (prompt_tokens, completion_tokens) = (self.generation.prompt_tokens(), self.telling.tokens());
+                let ended = Ended { reason, prompt_tokens, completion_tokens, timing };
+                let told = self.telling.end(&text, &ended);
+                self.tell(told)?;
+                if let Some(resume) = &self.resume {
+                    resume.ended(&self.telling.mark()).map_err(|why| ApiError::contradiction(&why))?;
+                }
+                self.ready.push_back(Event::default().data("[DONE]"));
+                self.ended = true;
+                Ok(())
+            }
+            Some(Ok(_)) => Ok(()),
+            Some(Err(error)) => Err(error.into()),
+            None => Err(ended_without_end()),
+        }
+    }
+
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.ended {
+                return None;
+            }
+            let piece = self.generation.next().await;
+            if let Err(error) = self.take(piece) {
+                self.ended = true;
+                return Some(Event::default().event("error").data(error.body().to_string()));
+            }
+        }
     }
 }
 
 /// If the client goes away, the server drops the stream, and with it the generation.
-fn stream(shape: Shape, generation: Generation) -> Response {
-    let ready = shape.opening().as_ref().map(event).into_iter().collect();
-    let state = Streamed { shape, generation, completion_tokens: 0, ready, ended: false };
-    let events = futures::stream::unfold(state, |mut state| async move {
-        loop {
-            if let Some(event) = state.ready.pop_front() {
-                return Some((Ok::<_, Infallible>(event), state));
-            }
-            if state.ended {
-                return None;
-            }
-            let piece = state.generation.next().await;
-            state.take(piece);
-        }
+pub(super) fn stream(streamed: Streamed) -> Response {
+    let events = futures::stream::unfold(streamed, |mut streamed| async move {
+        let event = streamed.next().await?;
+        Some((Ok::<_, Infallible>(event), streamed))
     });
     Sse::new(events).keep_alive(KeepAlive::default()).into_response()
 }

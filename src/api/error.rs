@@ -5,6 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::told::Contradiction;
 use crate::{GenerateError, NodeError};
 use shoal_actors::catalog::{CatalogError, StoreError};
 use shoal_actors::scheduler::GenerateRefusal;
@@ -39,6 +40,11 @@ impl ApiError {
 
     pub(super) fn no_model(message: impl Into<String>) -> Self {
         Self { param: Some("model".to_owned()), code: Some("model_not_found"), ..Self::not_found(message) }
+    }
+
+    /// What a client was shown is not what the answer is.
+    pub(super) fn contradiction(why: &Contradiction) -> Self {
+        Self { code: Some("contradiction"), ..Self::new(StatusCode::CONFLICT, why.to_string()) }
     }
 
     fn kind(&self) -> &'static str {
@@ -95,8 +101,9 @@ impl From<GenerateError> for ApiError {
         match error {
             GenerateError::Refused(GenerateRefusal::Invalid(_)) => with(StatusCode::BAD_REQUEST, "invalid_value"),
             GenerateError::Refused(GenerateRefusal::Busy(_)) => with(StatusCode::TOO_MANY_REQUESTS, "busy"),
+            GenerateError::Refused(GenerateRefusal::OtherRequest(_)) => with(StatusCode::CONFLICT, "request_exists"),
             GenerateError::Refused(_) => with(StatusCode::SERVICE_UNAVAILABLE, "instance_unavailable"),
-            GenerateError::Unreachable(_) => with(StatusCode::SERVICE_UNAVAILABLE, "node_unreachable"),
+            GenerateError::Unreachable(_) | GenerateError::NotFoundYet(_) => with(StatusCode::SERVICE_UNAVAILABLE, "node_unreachable"),
             _ => with(StatusCode::INTERNAL_SERVER_ERROR, "generation_broken"),
         }
     }

@@ -6,15 +6,21 @@
 //! | `GET /v1/models`, `/v1/models/{model}` | models on any node's disk, and those that are placed |
 //! | `POST /v1/chat/completions` | an answer, whole or as a stream of events |
 //! | `POST /v1/completions` | the same for plain text |
+//! | `GET /v1/shoal/requests/{id}` | how far an answer is; with `?after=N` or `Last-Event-ID` the rest of its stream, at any node |
 //! | `GET /v1/shoal/state` | nodes, links, instances and leases ([`state::State`]) |
 //! | `GET /v1/shoal/pool` | the memory of the whole cluster: who lends what to whom and for what ([`state::PoolState`]) |
 //! | `POST /v1/shoal/plan`, `load`, `unload` | placing of models |
 //! | `POST /v1/shoal/bench/link` | how fast tensor links to another node are, as a stream of events |
 //! | `POST /v1/shoal/leave` | ends the node; from the same machine only |
 //!
+//! Every answer has an id, which the header `x-shoal-request` says. A client may choose it, with the same header; sending the same id
+//! again is the same request, at whichever node. The events of a stream are numbered (`told`), and after the node that was
+//! asked is gone the rest of it can be had from any other. What was shown is never contradicted: that would be status 409.
+//!
 //! Every documented parameter of OpenAI's chat completions is honoured, or refused with status 400 and its name; none is
-//! passed over in silence. Beyond them there are `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and
-//! `return_token_ids`. Errors have OpenAI's shape. A client that goes away ends its generation.
+//! passed over in silence. Beyond them there are `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`,
+//! `return_token_ids` and `background`. Errors have OpenAI's shape. A client that goes away ends its generation, unless it comes back
+//! within ten seconds or has said `background`; one whose node dies does not.
 //!
 //! It speaks to whoever reaches it, so it listens on the loopback interface unless told otherwise. There it also
 //! refuses requests that a web page made: those whose `Host` or `Origin` is not this machine.
@@ -29,8 +35,10 @@ mod guard;
 mod messages;
 mod models;
 mod parameters;
+mod requests;
 mod speed;
 pub mod state;
+mod told;
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -103,6 +111,15 @@ impl Shared {
     /// Whether the node is on its way out.
     fn is_leaving(&self) -> bool {
         *self.phase.borrow() != Phase::Open
+    }
+
+    /// A node on its way out takes no new work.
+    fn not_leaving(&self) -> Result<(), ApiError> {
+        if !self.is_leaving() {
+            return Ok(());
+        }
+        let error = ApiError::new(axum::http::StatusCode::SERVICE_UNAVAILABLE, "this node is leaving the cluster; ask another one");
+        Err(ApiError { code: Some("leaving"), ..error })
     }
 
     fn unix_seconds(&self) -> u64 {
@@ -205,6 +222,7 @@ fn router(shared: Shared) -> Router {
         .route("/v1/models/{*model}", get(models::one))
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(chat::text))
+        .route("/v1/shoal/requests/{id}", get(requests::request))
         .route("/v1/shoal/state", get(cluster::state))
         .route("/v1/shoal/pool", get(cluster::pool))
         .route("/v1/shoal/plan", post(cluster::plan))

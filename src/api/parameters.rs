@@ -27,6 +27,8 @@ pub(super) struct Asked {
     pub(super) include_usage: bool,
     pub(super) logprobs: bool,
     pub(super) token_ids: bool,
+    /// Whether it goes on when the client goes.
+    pub(super) background: bool,
 }
 
 /// Reads the body of a chat completion.
@@ -93,7 +95,8 @@ fn common(fields: &mut Fields, prompt: Prompt, longest: Option<u32>) -> Result<A
     let include_usage = stream_options(fields, stream)?;
     labels(fields)?;
     let token_ids = fields.boolean("return_token_ids")?.unwrap_or(false);
-    Ok(Asked { model, options, seeded: seed.is_some(), stream, include_usage, logprobs: false, token_ids })
+    let background = fields.boolean("background")?.unwrap_or(false);
+    Ok(Asked { model, options, seeded: seed.is_some(), stream, include_usage, logprobs: false, token_ids, background })
 }
 
 /// Refuses a field unless it has one of the values under which it changes nothing.
@@ -270,7 +273,7 @@ mod tests {
             "logit_bias": {"42": -100, "7": 0.5}, "seed": -1, "max_completion_tokens": 9, "stop": ["a", "b"], "stream": true,
             "stream_options": {"include_usage": true, "include_obfuscation": false}, "logprobs": true, "top_logprobs": 3, "n": 1, "user": "u",
             "metadata": {"a": "b"}, "store": false, "tools": [], "tool_choice": "none", "response_format": {"type": "text"},
-            "modalities": ["text"], "service_tier": "auto", "parallel_tool_calls": true, "ignore_eos": true, "return_token_ids": true, "audio": null,
+            "modalities": ["text"], "service_tier": "auto", "parallel_tool_calls": true, "ignore_eos": true, "return_token_ids": true, "background": true, "audio": null,
         }))
         .unwrap();
         let expected = SamplingParams {
@@ -288,7 +291,15 @@ mod tests {
         assert_eq!(asked.options.sampling, expected);
         assert_eq!(asked.options.max_tokens, Some(9));
         assert_eq!(asked.options.stop, ["a", "b"]);
-        assert!(asked.options.ignore_end && asked.seeded && asked.stream && asked.include_usage && asked.logprobs && asked.token_ids);
+        assert!(
+            asked.options.ignore_end
+                && asked.seeded
+                && asked.stream
+                && asked.include_usage
+                && asked.logprobs
+                && asked.token_ids
+                && asked.background
+        );
         let plain = read(json!({})).unwrap();
         assert_eq!(plain.options.sampling, SamplingParams::default());
         assert!(!plain.seeded && !plain.stream);

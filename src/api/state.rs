@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::card::{DeviceCard, DeviceKind, ModelOnDisk};
 use crate::env::Trouble;
 use crate::lease::{Beneficiary, LeaseState, LeaseView};
-use crate::{InstanceState, InstanceSummary, MemberState, Node, Plan};
+use crate::{InstanceState, InstanceSummary, MemberState, Node, NodeId, PathHealth, Plan};
 
 /// What one node knows of its cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,6 +18,9 @@ pub struct State {
     pub nodes: Vec<NodeState>,
     /// Measured links.
     pub links: Vec<LinkLine>,
+    /// What carries each hop of a pipeline that leads away from this node.
+    #[serde(default)]
+    pub hops: Vec<HopLine>,
     /// Placed models.
     pub instances: Vec<Instance>,
     /// What this node lends.
@@ -93,6 +96,36 @@ pub struct Device {
     pub threads: u32,
     /// Memory of its own, in bytes.
     pub memory_bytes: u64,
+}
+
+/// A hop of a pipeline.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HopLine {
+    /// The id of the node that it leads to.
+    pub to: String,
+    /// What carries it now: `memory`, `shm`, `verbs`, `tcp`.
+    pub provider: String,
+    /// Where that leads.
+    pub peer: String,
+    /// How many links have carried it, this one included.
+    pub link: u64,
+    /// There and back on the link, in milliseconds, once it is known.
+    pub rtt_ms: Option<f64>,
+    /// Bytes that were sent on the link.
+    pub sent_bytes: u64,
+}
+
+impl HopLine {
+    fn of((to, hop): (NodeId, PathHealth)) -> Self {
+        Self {
+            to: to.to_string(),
+            provider: hop.provider.to_string(),
+            peer: hop.peer,
+            link: hop.epoch,
+            rtt_ms: hop.link.rtt.map(milliseconds),
+            sent_bytes: hop.link.sent_bytes,
+        }
+    }
 }
 
 /// A measured link.
@@ -346,6 +379,7 @@ impl State {
             nodes: nodes.collect(),
             links: links.collect(),
             instances: node.instances().iter().map(|summary| Instance::of(node, summary)).collect(),
+            hops: node.hops().into_iter().map(HopLine::of).collect(),
             lent: Lending::of(&node.leases()),
             held: held.collect(),
             refusals: refusals

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::client::{Client, ClientError};
+use super::client::{Client, ClientError, Exchange, Told};
 
 /// A question.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ pub(crate) struct Summary {
 /// An answer as it comes.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    events: mpsc::Receiver<Result<Value, ClientError>>,
+    events: mpsc::Receiver<Result<Told, ClientError>>,
     summary: Summary,
     ended: bool,
 }
@@ -87,7 +87,7 @@ impl Asked {
     /// Asks.
     pub(crate) async fn ask(&self, client: &Client) -> Result<Answer, ClientError> {
         let path = if self.raw { "/v1/completions" } else { "/v1/chat/completions" };
-        let events = client.events(path, self.body()).await?;
+        let events = client.events(Exchange { path: path.to_owned(), body: Some(self.body()), headers: Vec::new() }).await?;
         Ok(Answer { events, summary: Summary::default(), ended: false })
     }
 }
@@ -97,8 +97,8 @@ impl Answer {
     pub(crate) async fn next(&mut self) -> Option<Result<Event, ClientError>> {
         while !self.ended {
             match self.events.recv().await {
-                Some(Ok(value)) => {
-                    if let Some(text) = self.take(&value) {
+                Some(Ok(told)) => {
+                    if let Some(text) = self.take(&told.data) {
                         return Some(Ok(Event::Text(text)));
                     }
                 }
@@ -148,7 +148,7 @@ mod tests {
             json!({"choices": [{"delta": {}, "finish_reason": "length"}], "timings": {"prefill_tok_s": 7.5, "decode_tok_s": null}}),
             json!({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}),
         ] {
-            send.send(Ok(value)).await.expect("room");
+            send.send(Ok(Told { id: None, data: value })).await.expect("room");
         }
         drop(send);
         let mut answer = Answer { events, summary: Summary::default(), ended: false };

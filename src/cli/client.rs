@@ -57,6 +57,26 @@ impl From<ClientError> for Failure {
     }
 }
 
+/// What to ask a stream for.
+#[derive(Debug, Clone)]
+pub(crate) struct Exchange {
+    /// The path, with the query.
+    pub(crate) path: String,
+    /// What is sent; none: nothing, by GET.
+    pub(crate) body: Option<Value>,
+    /// Headers beside the usual ones.
+    pub(crate) headers: Vec<(&'static str, String)>,
+}
+
+/// An event of a stream.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Told {
+    /// Its id, if it has one.
+    pub(crate) id: Option<String>,
+    /// What it says.
+    pub(crate) data: Value,
+}
+
 /// A node's HTTP interface.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
@@ -138,13 +158,23 @@ impl Client {
         .await
     }
 
-    /// Asks for a stream of events, and gives their data.
-    pub(crate) async fn events(&self, path: &'static str, body: Value) -> Result<mpsc::Receiver<Result<Value, ClientError>>, ClientError> {
+    /// Asks for a stream of events. Its end without an error means that it was told to its end.
+    pub(crate) async fn events(&self, asked: Exchange) -> Result<mpsc::Receiver<Result<Told, ClientError>>, ClientError> {
         let (events, receive) = mpsc::channel(EVENTS_MAX);
         let (opened, open) = oneshot::channel();
         let client = self.clone();
         let work = move || {
-            let sent = client.agent.post(client.url(path)).send_json(&body);
+            let url = client.url(&asked.path);
+            let sent = match &asked.body {
+                Some(body) => {
+                    let request = client.agent.post(url);
+                    asked.headers.iter().fold(request, |request, (name, value)| request.header(*name, value)).send_json(body)
+                }
+                None => {
+                    let request = client.agent.get(url);
+                    asked.headers.iter().fold(request, |request, (name, value)| request.header(*name, value)).call()
+                }
+            };
             let mut response = match sent {
                 Ok(response) if response.status().is_success() => response,
                 Ok(mut response) => return drop(opened.send(Err(client.refusal(&mut response)))),
@@ -154,10 +184,14 @@ impl Client {
                 return;
             }
             let mut done = false;
+            let mut id = None;
             for line in BufReader::new(response.body_mut().as_reader()).lines() {
                 let event = match line {
                     Ok(line) => match line.strip_prefix("data:").map(str::trim) {
-                        None => continue,
+                        None => {
+                            id = line.strip_prefix("id:").map(|text| text.trim().to_owned()).or(id);
+                            continue;
+                        }
                         Some("[DONE]") => {
                             done = true;
                             break;
@@ -167,7 +201,7 @@ impl Client {
                     Err(error) => Err(client.broken(error)),
                 };
                 let event = event.and_then(|value: Value| match value.pointer("/error/message").and_then(Value::as_str) {
-                    None => Ok(value),
+                    None => Ok(Told { id: id.take(), data: value }),
                     Some(message) => {
                         let code = value.pointer("/error/code").and_then(Value::as_str).unwrap_or_default().to_owned();
                         Err(ClientError::Refused { status: 500, code, message: message.to_owned() })

@@ -25,7 +25,7 @@ mod up;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use answer::{Asked, Event, Summary, words_of};
-pub(crate) use client::{Client, ClientError};
+pub(crate) use client::{Client, ClientError, Exchange};
 pub(crate) use failure::{Exit, Failure};
 pub(crate) use output::{note, plan_table, say, stage_table};
 pub(crate) use pull::{fetch, open_catalog};

@@ -28,6 +28,7 @@ impl Status {
         for instance in &state.instances {
             self::instance(instance, &names);
         }
+        hops(&state, &names);
         leases(&state, &names);
         for refused in &state.refusals {
             let who = refused.node.as_deref().map(|id| names.name(id)).or_else(|| refused.address.clone());
@@ -99,6 +100,25 @@ fn instance(instance: &Instance, names: &Names) {
         names.name(&instance.conductor)
     );
     say!("{}", super::stage_table(&instance.stages));
+}
+
+/// What carries activations away from this node.
+fn hops(state: &State, names: &Names) {
+    if state.hops.is_empty() {
+        return;
+    }
+    let mut rows = table(&["hop to", "by", "at", "link", "round trip", "sent"], 3);
+    for hop in &state.hops {
+        rows.add_row([
+            names.name(&hop.to),
+            hop.provider.clone(),
+            hop.peer.clone(),
+            format!("no. {}", hop.link),
+            hop.rtt_ms.map(|rtt| format!("{rtt:.3} ms")).unwrap_or_default(),
+            size_text(hop.sent_bytes),
+        ]);
+    }
+    say!("\nwhat carries activations from this node\n{rows}");
 }
 
 fn leases(state: &State, names: &Names) {

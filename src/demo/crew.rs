@@ -31,10 +31,12 @@ pub(super) struct CrewPlan {
     pub(super) nodes: u32,
     /// The models folder, if it is not the default one.
     pub(super) models: Option<PathBuf>,
+    /// What each lends, in bytes; none: its share of what this machine would.
+    pub(super) memory: Option<u64>,
 }
 
 /// A node that runs.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Member {
     pub(super) name: String,
     pub(super) id: String,
@@ -43,14 +45,24 @@ pub(super) struct Member {
     pub(super) pid: u32,
 }
 
+/// The key of the nodes' own cluster; it is not printed.
+struct Key(String);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(…)")
+    }
+}
+
 /// The processes, and the folder that all their folders are in.
 #[derive(Debug)]
 pub(super) struct Crew {
     plan: CrewPlan,
+    key: Key,
     folder: Option<TempDir>,
     processes: Vec<Child>,
     /// The nodes' standard inputs, which they watch. Waiting for a process would close its own.
-    inputs: Vec<ChildStdin>,
+    inputs: Vec<Option<ChildStdin>>,
     members: Vec<Member>,
     /// When the last process was started.
     started: Instant,
@@ -59,7 +71,9 @@ pub(super) struct Crew {
 impl Crew {
     pub(super) fn new(plan: CrewPlan) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("shoal-demo-").tempdir()?;
-        Ok(Self { plan, folder: Some(folder), processes: Vec::new(), inputs: Vec::new(), members: Vec::new(), started: Instant::now() })
+        let key = Key(ClusterKey::generate(&SystemRng));
+        let (processes, inputs, members) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { plan, key, folder: Some(folder), processes, inputs, members, started: Instant::now() })
     }
 
     pub(super) fn members(&self) -> &[Member] {
@@ -74,39 +88,73 @@ impl Crew {
 
     /// Starts all processes and waits until each is ready.
     pub(super) async fn start(&mut self) -> Result<(), Failure> {
-        let Some(folder) = self.folder.as_ref().map(|folder| folder.path().to_owned()) else { return Ok(()) };
-        let key = ClusterKey::generate(&SystemRng);
-        // They share this machine's memory.
-        let memory = (default_offer(&Facts::read().memory) / u64::from(self.plan.nodes)).max(1);
-        let program = std::env::current_exe()?;
         let mut outputs = Vec::new();
-        for index in 1..=self.plan.nodes {
-            let name = format!("node{index}");
-            let mut command = Command::new(&program);
-            command.args(["up", "--json", "--exit-with-stdin", "--temporary", "--api", "127.0.0.1:0", "--threads", "1"]);
-            command.arg("--name").arg(&name).arg("--data-dir").arg(folder.join(&name)).arg("--memory").arg(memory.to_string());
-            if let Some(models) = &self.plan.models {
-                command.arg("--models-dir").arg(models);
-            }
-            // Arguments can be read by everybody on this machine, variables cannot.
-            command.env("SHOAL_KEY", &key);
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-            // Ctrl-C is for this process, which then tells the nodes.
-            #[cfg(unix)]
-            command.process_group(0);
-            let mut process = command.spawn().map_err(|error| Failure::new(format!("cannot start {}: {error}", program.display())))?;
-            let stdout = process.stdout.take().ok_or_else(|| Failure::new("a node has no output"))?;
-            self.inputs.extend(process.stdin.take());
+        for index in 0..self.plan.nodes {
+            let (mut process, output) = self.spawn(index)?;
+            self.inputs.push(process.stdin.take());
             self.processes.push(process);
-            self.started = Instant::now();
-            outputs.push((name, BufReader::new(stdout).lines()));
+            outputs.push(output);
         }
-        for (name, mut lines) in outputs {
-            let member = tokio::time::timeout(START_TIMEOUT, ready(&name, &mut lines)).await;
-            let member = member.map_err(|_| Failure::new(format!("{name} is not ready after {} s", START_TIMEOUT.as_secs())))??;
+        for (index, output) in outputs.into_iter().enumerate() {
+            let member = self.wait_ready(index, output).await?;
             self.members.push(member);
-            // Whatever it says later is read, so that it never has to wait for a reader.
-            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        }
+        Ok(())
+    }
+
+    /// Starts the process of a node, with the data folder that it has or had.
+    fn spawn(&mut self, index: u32) -> Result<(Child, Output), Failure> {
+        let folder = self.folder.as_ref().map(TempDir::path).ok_or_else(|| Failure::new("the nodes' folder is gone"))?;
+        // They share this machine's memory.
+        let share = || (default_offer(&Facts::read().memory) / u64::from(self.plan.nodes)).max(1);
+        let memory = self.plan.memory.unwrap_or_else(share);
+        let program = std::env::current_exe()?;
+        let name = name(index as usize);
+        let mut command = Command::new(&program);
+        command.args(["up", "--json", "--exit-with-stdin", "--temporary", "--api", "127.0.0.1:0", "--threads", "1"]);
+        command.arg("--name").arg(&name).arg("--data-dir").arg(folder.join(&name)).arg("--memory").arg(memory.to_string());
+        if let Some(models) = &self.plan.models {
+            command.arg("--models-dir").arg(models);
+        }
+        // Arguments can be read by everybody on this machine, variables cannot.
+        command.env("SHOAL_KEY", &self.key.0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        // Ctrl-C is for this process, which then tells the nodes.
+        #[cfg(unix)]
+        command.process_group(0);
+        let mut process = command.spawn().map_err(|error| Failure::new(format!("cannot start {}: {error}", program.display())))?;
+        let stdout = process.stdout.take().ok_or_else(|| Failure::new("a node has no output"))?;
+        self.started = Instant::now();
+        Ok((process, BufReader::new(stdout).lines()))
+    }
+
+    async fn wait_ready(&self, index: usize, mut lines: Output) -> Result<Member, Failure> {
+        let name = name(index);
+        let member = tokio::time::timeout(START_TIMEOUT, ready(&name, &mut lines)).await;
+        let member = member.map_err(|_| Failure::new(format!("{name} is not ready after {} s", START_TIMEOUT.as_secs())))??;
+        // Whatever it says later is read, so that it never has to wait for a reader.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Ok(member)
+    }
+
+    /// Kills a node without a word.
+    pub(super) async fn kill(&mut self, index: usize) -> Result<(), Failure> {
+        if let Some(process) = self.processes.get_mut(index) {
+            process.kill().await?;
+        }
+        Ok(())
+    }
+
+    /// Starts a node again that was killed, and waits until it is ready.
+    pub(super) async fn restart(&mut self, index: usize) -> Result<(), Failure> {
+        let (mut process, output) = self.spawn(u32::try_from(index).unwrap_or(u32::MAX))?;
+        let input = process.stdin.take();
+        if let (Some(old), Some(place)) = (self.processes.get_mut(index), self.inputs.get_mut(index)) {
+            (*old, *place) = (process, input);
+        }
+        let member = self.wait_ready(index, output).await?;
+        if let Some(place) = self.members.get_mut(index) {
+            *place = member;
         }
         Ok(())
     }
@@ -196,6 +244,13 @@ impl Crew {
     }
 }
 
+/// What a node prints.
+type Output = Lines<BufReader<ChildStdout>>;
+
+fn name(index: usize) -> String {
+    format!("node{}", index + 1)
+}
+
 #[cfg(unix)]
 fn tell(process: &Child) {
     let pid = process.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw);
@@ -206,7 +261,7 @@ fn tell(process: &Child) {
 }
 
 /// Reads the line with which a node says that it is ready.
-async fn ready(name: &str, lines: &mut Lines<BufReader<ChildStdout>>) -> Result<Member, Failure> {
+async fn ready(name: &str, lines: &mut Output) -> Result<Member, Failure> {
     let Some(line) = lines.next_line().await? else { return Err(Failure::new(format!("{name} did not start; see its error above"))) };
     let value: Value =
         serde_json::from_str(&line).map_err(|error| Failure::new(format!("{name} said `{line}`, which is no JSON: {error}")))?;

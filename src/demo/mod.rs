@@ -1,6 +1,7 @@
 //! `shoal demo`: the whole of it on one machine. Several node *processes*, each with a data folder, an identity and
 //! ports of its own, find each other, share a model's layers and answer a question.
 
+mod chaos;
 mod crew;
 mod show;
 
@@ -12,6 +13,7 @@ use shoal::api::state::{Instance, Plans};
 use shoal::{Cancel, LocalModel};
 
 use crate::cli::{Asked, Exit, Failure, ModelsOption, Signals, absolute, fetch, open_catalog, parse_temperature};
+use chaos::{ChaosPlan, Tally};
 use crew::{Crew, CrewPlan};
 use show::Show;
 
@@ -20,7 +22,9 @@ const MEET_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 #[command(after_help = "The nodes share a fresh key, so they keep to themselves whatever else runs on the network.\n\n\
-    Examples:\n  shoal demo\n  shoal demo --nodes 2 --prompt 'Write a haiku about herring'\n  shoal demo --keep    serve until Ctrl-C")]
+    With --chaos, nodes are killed without warning and started again, over and over, while clients stream answers; each goes on at\n\
+    another node when its own dies. Any answer that fails or differs from that of an undisturbed cluster makes the exit code 1.\n\n\
+    Examples:\n  shoal demo\n  shoal demo --chaos --kills 50 --nodes 5 --json\n  shoal demo --nodes 2 --prompt 'Write a haiku about herring'\n  shoal demo --keep    serve until Ctrl-C")]
 pub(crate) struct Demo {
     /// How many nodes
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=16))]
@@ -47,8 +51,23 @@ pub(crate) struct Demo {
     /// discovery_seconds from the start of the last process until all see each other, the program's own start included
     #[arg(long)]
     json: bool,
+    /// Kill nodes at random while clients stream answers, and compare every answer
+    #[arg(long, conflicts_with_all = ["keep", "temperature"])]
+    chaos: bool,
+    /// How many nodes are killed, one after the other
+    #[arg(long, value_name = "K", default_value_t = 15, requires = "chaos", value_parser = clap::value_parser!(u32).range(1..))]
+    kills: u32,
+    /// How many clients stream at the same time
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "chaos", value_parser = clap::value_parser!(u32).range(1..=64))]
+    streams: u32,
     #[command(flatten)]
     models: ModelsOption,
+}
+
+/// What a demonstration came to, to be told when its nodes have stopped.
+enum Came {
+    Answered,
+    Chaos(Box<Tally>),
 }
 
 impl Demo {
@@ -66,9 +85,9 @@ impl Demo {
             result = self.play(&show, &cancel, &mut crew) => result,
         };
         let result = match (result, &crew) {
-            (Ok(()), Some(crew)) if self.keep => {
+            (Ok(came), Some(crew)) if self.keep => {
                 show.endpoints(crew, self.model_name());
-                crew.watch(&mut signals).await
+                crew.watch(&mut signals).await.map(|()| came)
             }
             (result, _) => result,
         };
@@ -79,11 +98,14 @@ impl Demo {
             });
             show.step("stopping the nodes");
             let clean = crew.dismiss(&mut signals).await;
+            if let Ok(Came::Chaos(tally)) = &result {
+                show.tally(tally, self.nodes, self.seed, clean.as_ref().err());
+            }
             clean?;
             show.step("all nodes have stopped; nothing is left behind");
-            return result;
+            return result.and_then(told);
         }
-        result
+        result.and_then(told)
     }
 
     fn model_name(&self) -> &str {
@@ -91,7 +113,7 @@ impl Demo {
     }
 
     /// Everything up to the answer. What has been started is in `crew`, also if it fails or is called off.
-    async fn play(&self, show: &Show, cancel: &Cancel, crew: &mut Option<Crew>) -> Result<(), Failure> {
+    async fn play(&self, show: &Show, cancel: &Cancel, crew: &mut Option<Crew>) -> Result<Came, Failure> {
         let model = self.model(show, cancel).await?;
         // A file outside the models folder stands in no node's card, so only the node that is asked knows of it.
         let outside = std::path::Path::new(&model.name).is_absolute();
@@ -99,8 +121,11 @@ impl Demo {
             let message = format!("{} lies outside the models folder, so the nodes cannot share it", model.path.display());
             return Err(Failure::new(message).exit(Exit::Usage).help("take a model of the catalogue or a hub repository, or --nodes 1"));
         }
+        if self.chaos {
+            return self.disturb(&model, show, crew).await;
+        }
         show.step(&format!("starting {} node processes", self.nodes));
-        let plan = CrewPlan { nodes: self.nodes, models: self.models.models_dir.clone() };
+        let plan = CrewPlan { nodes: self.nodes, models: self.models.models_dir.clone(), memory: None };
         let crew = crew.insert(Crew::new(plan)?);
         crew.start().await?;
         show.nodes(crew);
@@ -142,7 +167,24 @@ impl Demo {
             object["discovery_seconds"] = Value::from(took.as_secs_f64());
             show.json(&object);
         }
-        Ok(())
+        Ok(Came::Answered)
+    }
+
+    async fn disturb(&self, model: &LocalModel, show: &Show, crew: &mut Option<Crew>) -> Result<Came, Failure> {
+        if self.nodes < CHAOS_NODES_MIN {
+            let message = format!("--chaos needs at least {CHAOS_NODES_MIN} nodes: two that hold the model when one is dead");
+            return Err(Failure::new(message).exit(Exit::Usage));
+        }
+        let plan = ChaosPlan {
+            nodes: self.nodes,
+            kills: self.kills,
+            streams: self.streams,
+            seed: self.seed,
+            max_tokens: self.max_tokens,
+            prompt: self.prompt.clone(),
+            models: self.models.models_dir.clone(),
+        };
+        Ok(Came::Chaos(Box::new(chaos::play(&plan, model, show, crew).await?)))
     }
 
     async fn model(&self, show: &Show, cancel: &Cancel) -> Result<LocalModel, Failure> {
@@ -157,6 +199,17 @@ impl Demo {
         let model = fetch(&catalog, &name, cancel).await;
         catalog.stop().await;
         model
+    }
+}
+
+/// Fewest nodes of a cluster in which any may die.
+const CHAOS_NODES_MIN: u32 = 3;
+
+/// Whether what it came to is well.
+fn told(came: Came) -> Result<(), Failure> {
+    match came {
+        Came::Chaos(tally) if !tally.is_well() => Err(Failure::new("not every answer survived; see above")),
+        Came::Answered | Came::Chaos(_) => Ok(()),
     }
 }
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use shoal::LocalModel;
 use shoal::api::state::{Instance, PlanLine};
 
+use super::chaos::Tally;
 use super::crew::Crew;
 use crate::cli::{Asked, Client, Event, Failure, Summary, note, plan_table, say, size_text, stage_table, words_of};
 
@@ -52,6 +53,28 @@ impl Show {
             self.line(&stage_table(&instance.stages).to_string());
         }
         self.step("each node has leased its memory and loaded its own layers");
+    }
+
+    pub(super) fn stages(&self, instance: &Instance) {
+        self.step(&format!("{} is placed on", instance.model));
+        self.line(&stage_table(&instance.stages).to_string());
+    }
+
+    /// What a disturbed cluster came to; `left` says what its nodes left behind.
+    pub(super) fn tally(&self, tally: &Tally, nodes: u32, seed: u64, left: Option<&Failure>) {
+        self.step(&tally.words());
+        tally.wrongs().for_each(|wrong| self.line(&format!("    {wrong}")));
+        if self.json {
+            let mut object = tally.json();
+            object["nodes"] = Value::from(nodes);
+            object["seed"] = Value::from(seed);
+            object["left_over"] = left.map_or(Value::Null, |left| Value::from(left.to_string()));
+            return self.json(&object);
+        }
+        self.line("    killed                    pauses   half within   95 of 100 within");
+        for [what, count, half, most] in tally.rows() {
+            self.line(&format!("    {what:24} {count:>7}   {half:>11}   {most:>16}"));
+        }
     }
 
     pub(super) fn question(&self, prompt: &str) {

@@ -272,6 +272,42 @@ pub(crate) struct Streamed {
     pub(crate) error: Option<Value>,
 }
 
+/// The events of a stream as they come: its id, if it has one, and its data.
+pub(crate) struct Events {
+    lines: std::io::Lines<BufReader<TcpStream>>,
+    /// The request that is answered.
+    pub(crate) request: String,
+    id: Option<String>,
+}
+
+/// Asks for a stream of events.
+pub(crate) fn events(api: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Events {
+    let mut lines = BufReader::new(open(api, method, path, headers, body)).lines();
+    let mut head = Vec::new();
+    while let Some(line) = lines.next().map(|line| line.expect("read")).filter(|line| !line.is_empty()) {
+        head.push(line);
+    }
+    assert!(head.first().is_some_and(|line| line.contains(" 200 ")), "{head:?}: {:?}", lines.map_while(Result::ok).collect::<Vec<_>>());
+    let request = head.iter().find_map(|line| line.strip_prefix("x-shoal-request: ")).expect("says which request it is").to_owned();
+    Events { lines, request, id: None }
+}
+
+impl Iterator for Events {
+    type Item = (Option<String>, String);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            // A connection that breaks ends like one that is closed.
+            let line = self.lines.next()?.ok()?;
+            if let Some(id) = line.strip_prefix("id: ") {
+                self.id = Some(id.to_owned());
+            } else if let Some(data) = line.strip_prefix("data: ") {
+                return Some((self.id.take(), data.to_owned()));
+            }
+        }
+    }
+}
+
 /// Asks for a stream; `on_token` hears how many tokens have come.
 pub(crate) fn stream(api: &str, body: &Value, mut on_token: impl FnMut(usize)) -> Streamed {
     let mut body = body.clone();

@@ -340,6 +340,13 @@ fn a_pulled_cable_is_little_where_there_is_another_one() {
         assert!(placed["term"].is_u64() && placed["id"].is_string(), "{placed}");
         assert_eq!((&instance["id"], &instance["term"]), (&placed["id"], &placed["term"]), "nobody took the model over");
         assert_eq!(instance["stages"].as_array().map(Vec::len), Some(2), "{instance}");
+        // What carries activations now is the cable that is left.
+        let pulled = ["10.77.", "10.76."][cable];
+        for door in &doors {
+            let hops = door.state()["hops"].as_array().cloned().expect("hops");
+            let far: Vec<&str> = hops.iter().filter(|hop| hop["provider"] == "tcp").filter_map(|hop| hop["peer"].as_str()).collect();
+            assert!(far.iter().all(|peer| !peer.starts_with(pulled)), "{} sends to {far:?}", door.name);
+        }
         short_answers(&doors, &whole[..SHORT as usize]);
         lan.plug_in_nth(&victim.name, cable);
         // The links go back to a cable when it has been seen to be well.

@@ -49,10 +49,10 @@ pub(crate) fn soon(effects: &Effects) -> Instant {
     effects.after(Duration::from_secs(60))
 }
 
-/// Runs an ignored test in a process of its own, and wants the model checker to find a deadlock in it.
-pub(crate) fn finds_deadlock(test: &str) {
+/// Runs an ignored test in a process of its own, and wants the model checker to find this.
+pub(crate) fn finds(test: &str, what: &str) {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     let output = command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("deadlock"), "{said}");
+    assert!(!output.status.success() && said.contains(what), "{test} does not find {what}: {said}");
 }

@@ -3,15 +3,20 @@
 //! The conductor stores a request with the members before the client sees its first byte, and appends the tokens as
 //! they are made. Entries of one request can be of different length at different members; they never contradict each
 //! other, because every token follows from the request alone. So the longest one wins.
+//!
+//! Answers that have ended are kept for a while, so that a client whose node died with the last words on its lips can hear them
+//! from another one.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::card::ModelCard;
+use crate::env::Instant;
 use crate::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
 use crate::plan::{Goal, Plan};
-use crate::request::GenerateRequest;
+use crate::request::{Finish, GenerateRequest, Timing};
 use crate::service::{Service, ServiceId};
 use crate::service_numbers as ids;
 
@@ -35,7 +40,27 @@ pub struct JournalEntry {
     pub prompt: Vec<u32>,
     /// The tokens emitted so far.
     pub emitted: Vec<u32>,
+    /// How it ended, if it has, and those are all tokens.
+    pub ended: Option<Ended>,
 }
+
+/// How an answer ended as it should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Why.
+    pub reason: Finish,
+    /// How long it took.
+    pub timing: Timing,
+    /// Tokens of the whole answer.
+    pub tokens: u32,
+}
+
+/// How long a member keeps an answer that has ended.
+pub const KEEP: Duration = Duration::from_secs(120);
+/// How many a member keeps of one instance; the oldest go first.
+pub const ENDED_MAX: usize = 256;
+/// Size of a part of what a member tells of an instance's requests, in bytes; one request more than that is told as a whole.
+const PART_BYTES: usize = 512 * 1024;
 
 /// What a conductor asks of a member's journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,7 +88,7 @@ pub enum JournalRequest {
         /// The tokens.
         tokens: Vec<u32>,
     },
-    /// Forget a request that has ended.
+    /// A request has ended. Its answer is kept for a while if it ended well, or else forgotten.
     Finish {
         /// The instance.
         instance: InstanceId,
@@ -71,13 +96,17 @@ pub enum JournalRequest {
         term: Term,
         /// The request.
         request: RequestId,
+        /// How it ended, if it ended well.
+        ended: Option<Ended>,
     },
-    /// Tell all that is known of an instance's requests.
+    /// Tell what is known of an instance's requests, in order of their ids.
     Collect {
         /// The instance.
         instance: InstanceId,
         /// The claimant's term.
         term: Term,
+        /// Only of those after this one: the last one of the part before.
+        after: Option<RequestId>,
     },
     /// Forget an instance.
     Forget {
@@ -139,7 +168,12 @@ pub enum JournalReply {
     /// Remembered, or forgotten.
     Done,
     /// What is known.
-    Entries(Vec<JournalEntry>),
+    Entries {
+        /// The requests.
+        entries: Vec<JournalEntry>,
+        /// Whether there are more of them.
+        more: bool,
+    },
 }
 
 /// Why a member did not do it.
@@ -177,6 +211,33 @@ struct Instance {
     term: Term,
     record: Option<Box<InstanceRecord>>,
     entries: BTreeMap<RequestId, JournalEntry>,
+    /// Those of them that have ended, by age.
+    ended: VecDeque<(Instant, RequestId)>,
+}
+
+impl Instance {
+    /// Forgets answers that ended too long ago, and the oldest of too many.
+    fn tidy(&mut self, now: Instant) {
+        while let Some((since, id)) = self.ended.front().copied() {
+            if self.ended.len() <= ENDED_MAX && now.since(since) < KEEP {
+                return;
+            }
+            self.ended.pop_front();
+            // One that was stored again since runs again.
+            if self.entries.get(&id).is_some_and(|entry| entry.ended.is_some()) {
+                self.entries.remove(&id);
+            }
+        }
+    }
+
+    fn open(&self) -> usize {
+        self.entries.values().filter(|entry| entry.ended.is_none()).count()
+    }
+}
+
+/// About how many bytes an entry takes on the wire.
+fn bytes_of(entry: &JournalEntry) -> usize {
+    postcard::experimental::serialized_size(entry).unwrap_or(usize::MAX)
 }
 
 /// A member's journal: a pure machine.
@@ -204,6 +265,20 @@ impl JournalStore {
         self.instances.iter().filter_map(|(id, instance)| of(instance).map(|(term, record)| (*id, term, record))).collect()
     }
 
+    /// The instances of a model that this member knows, under which term, and what they are.
+    pub fn of_model(&self, sha256: &str) -> Vec<(InstanceId, Term, InstanceRecord)> {
+        let of = |instance: &Instance| {
+            let record = instance.record.as_deref().filter(|record| record.sha256 == sha256)?;
+            Some((instance.term, record.clone()))
+        };
+        self.instances.iter().filter_map(|(id, instance)| of(instance).map(|(term, record)| (*id, term, record))).collect()
+    }
+
+    /// A request that is remembered here, with what it asks.
+    pub fn find(&self, request: RequestId) -> Option<&GenerateRequest> {
+        self.instances.values().find_map(|instance| instance.entries.get(&request)).map(|entry| &entry.request)
+    }
+
     /// Who conducts an instance as far as this member knows.
     pub fn term(&self, instance: InstanceId) -> Option<Term> {
         self.instances.get(&instance).map(|i| i.term)
@@ -216,7 +291,8 @@ impl JournalStore {
                 self.order.pop_front().map(|oldest| self.instances.remove(&oldest));
             }
         }
-        let known = self.instances.entry(instance).or_insert(Instance { term, record: None, entries: BTreeMap::new() });
+        let new = || Instance { term, record: None, entries: BTreeMap::new(), ended: VecDeque::new() };
+        let known = self.instances.entry(instance).or_insert_with(new);
         if term < known.term {
             return Err(JournalRefusal::StaleTerm { instance, current: known.term });
         }
@@ -228,12 +304,13 @@ impl JournalStore {
     ///
     /// # Errors
     /// [`JournalRefusal`]; nothing was changed then.
-    pub fn apply(&mut self, request: JournalRequest) -> Result<JournalReply, JournalRefusal> {
+    pub fn apply(&mut self, now: Instant, request: JournalRequest) -> Result<JournalReply, JournalRefusal> {
         let limit = self.entries_max;
         match request {
             JournalRequest::Store { instance, term, entry } => {
                 let known = self.instance(instance, term)?;
-                if known.entries.len() >= limit && !known.entries.contains_key(&entry.request.id) {
+                known.tidy(now);
+                if known.open() >= limit && !known.entries.contains_key(&entry.request.id) {
                     return Err(JournalRefusal::Full { limit });
                 }
                 let id = entry.request.id;
@@ -253,11 +330,30 @@ impl JournalStore {
                 // A repeated message brings tokens that are known already.
                 entry.emitted.extend(tokens.into_iter().skip(have - start));
             }
-            JournalRequest::Finish { instance, term, request } => {
-                self.instance(instance, term)?.entries.remove(&request);
+            JournalRequest::Finish { instance, term, request, ended } => {
+                let known = self.instance(instance, term)?;
+                match (ended, known.entries.get_mut(&request)) {
+                    (Some(ended), Some(entry)) if entry.emitted.len() == ended.tokens as usize => {
+                        if entry.ended.replace(ended).is_none() {
+                            known.ended.push_back((now, request));
+                        }
+                    }
+                    // What is not whole would be worth as much as the request alone, for which nobody waits any more.
+                    _ => drop(known.entries.remove(&request)),
+                }
+                known.tidy(now);
             }
-            JournalRequest::Collect { instance, term } => {
-                return Ok(JournalReply::Entries(self.instance(instance, term)?.entries.values().cloned().collect()));
+            JournalRequest::Collect { instance, term, after } => {
+                let known = self.instance(instance, term)?;
+                known.tidy(now);
+                let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+                let mut rest = known.entries.range((from, std::ops::Bound::Unbounded)).map(|(_, entry)| entry).peekable();
+                let (mut entries, mut bytes) = (Vec::new(), 0);
+                while let Some(entry) = rest.next_if(|entry| entries.is_empty() || bytes + bytes_of(entry) <= PART_BYTES) {
+                    bytes += bytes_of(entry);
+                    entries.push(entry.clone());
+                }
+                return Ok(JournalReply::Entries { entries, more: rest.peek().is_some() });
             }
             JournalRequest::Describe { instance, term, record } => {
                 let known = self.instance(instance, term)?;
@@ -279,7 +375,8 @@ impl JournalStore {
 pub fn merge(journals: impl IntoIterator<Item = Vec<JournalEntry>>) -> BTreeMap<RequestId, JournalEntry> {
     let mut merged: BTreeMap<RequestId, JournalEntry> = BTreeMap::new();
     for entry in journals.into_iter().flatten() {
-        let longer = merged.get(&entry.request.id).is_none_or(|known| known.emitted.len() < entry.emitted.len());
+        let known = |entry: &JournalEntry| (entry.emitted.len(), entry.ended.is_some());
+        let longer = merged.get(&entry.request.id).is_none_or(|old| known(old) < known(&entry));
         if longer {
             merged.insert(entry.request.id, entry);
         }
@@ -314,7 +411,7 @@ mod tests {
     use shoal_engine::sampler::SamplingParams;
 
     use super::*;
-    use crate::request::Prompt;
+    use crate::request::{Prompt, Unread};
 
     const INSTANCE: InstanceId = InstanceId(7);
 
@@ -332,21 +429,93 @@ mod tests {
                 max_tokens: None,
                 stop: Vec::new(),
                 ignore_end: false,
+                unread: Unread::Cancel,
+                shape: String::new(),
             },
             prompt: vec![1, 2],
             emitted,
+            ended: None,
         }
     }
 
+    const NOW: Instant = Instant::ZERO;
+
     fn store(journal: &mut JournalStore, at: Term, entry: JournalEntry) -> Result<JournalReply, JournalRefusal> {
-        journal.apply(JournalRequest::Store { instance: INSTANCE, term: at, entry: Box::new(entry) })
+        journal.apply(NOW, JournalRequest::Store { instance: INSTANCE, term: at, entry: Box::new(entry) })
+    }
+
+    fn finish(journal: &mut JournalStore, now: Instant, id: u128, tokens: u32) {
+        let ended = Some(Ended { reason: Finish::Stop, timing: Timing::default(), tokens });
+        journal.apply(now, JournalRequest::Finish { instance: INSTANCE, term: term(1), request: RequestId(id), ended }).expect("noted");
     }
 
     fn collect(journal: &mut JournalStore, at: Term) -> Vec<JournalEntry> {
-        match journal.apply(JournalRequest::Collect { instance: INSTANCE, term: at }) {
-            Ok(JournalReply::Entries(entries)) => entries,
-            other => panic!("{other:?}"),
+        collect_at(journal, NOW, at)
+    }
+
+    fn collect_at(journal: &mut JournalStore, now: Instant, at: Term) -> Vec<JournalEntry> {
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            match journal.apply(now, JournalRequest::Collect { instance: INSTANCE, term: at, after }) {
+                Ok(JournalReply::Entries { entries, more }) => {
+                    assert!(!more || !entries.is_empty());
+                    after = entries.last().map(|entry| entry.request.id);
+                    all.extend(entries);
+                    if !more {
+                        return all;
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
         }
+    }
+
+    #[test]
+    fn an_answer_that_ended_whole_is_kept_for_a_while() {
+        let mut journal = JournalStore::new(4, 2);
+        store(&mut journal, term(1), entry(1, vec![5, 6])).expect("stored");
+        store(&mut journal, term(1), entry(2, vec![5])).expect("stored");
+        finish(&mut journal, NOW, 1, 2);
+        // A token of this one never came.
+        finish(&mut journal, NOW, 2, 2);
+        let ended = Some(Ended { reason: Finish::Stop, timing: Timing::default(), tokens: 2 });
+        assert_eq!(collect(&mut journal, term(1)), [JournalEntry { ended, ..entry(1, vec![5, 6]) }]);
+        assert_eq!(journal.find(RequestId(1)).map(|request| request.id), Some(RequestId(1)));
+        assert_eq!(journal.find(RequestId(2)), None);
+        // It takes no room from those that run.
+        store(&mut journal, term(1), entry(3, vec![])).expect("stored");
+        store(&mut journal, term(1), entry(4, vec![])).expect("stored");
+        assert!(store(&mut journal, term(1), entry(5, vec![])).is_err());
+        assert_eq!(collect_at(&mut journal, NOW + KEEP, term(1)), [entry(3, vec![]), entry(4, vec![])]);
+        // The whole one wins over one that is as long and not known to have ended.
+        let merged = merge([vec![entry(1, vec![5, 6])], vec![JournalEntry { ended, ..entry(1, vec![5, 6]) }], vec![entry(1, vec![5])]]);
+        assert_eq!(merged[&RequestId(1)].ended, ended);
+    }
+
+    #[test]
+    fn only_so_many_ended_answers_are_kept() {
+        let mut journal = JournalStore::new(4, 2);
+        for id in 0..ENDED_MAX as u128 + 3 {
+            store(&mut journal, term(1), entry(id, vec![1])).expect("stored");
+            finish(&mut journal, NOW, id, 1);
+        }
+        let kept = collect(&mut journal, term(1));
+        assert_eq!((kept.len(), kept[0].request.id), (ENDED_MAX, RequestId(3)));
+    }
+
+    #[test]
+    fn a_long_journal_is_told_in_parts() {
+        let mut journal = JournalStore::new(4, 64);
+        let long = |id| JournalEntry { prompt: vec![u32::MAX; PART_BYTES / 5 / 3], ..entry(id, vec![7]) };
+        for id in 0..10 {
+            store(&mut journal, term(1), long(id)).expect("stored");
+        }
+        // One that alone is longer than a part.
+        store(&mut journal, term(1), JournalEntry { prompt: vec![u32::MAX; PART_BYTES], ..entry(4, vec![7]) }).expect("stored");
+        let first = journal.apply(NOW, JournalRequest::Collect { instance: INSTANCE, term: term(1), after: None });
+        assert!(matches!(first, Ok(JournalReply::Entries { entries, more: true }) if entries.len() == 2));
+        let ids: Vec<u128> = collect(&mut journal, term(1)).iter().map(|entry| entry.request.id.0).collect();
+        assert_eq!(ids, (0..10).collect::<Vec<_>>());
     }
 
     #[test]
@@ -364,7 +533,7 @@ mod tests {
         store(&mut journal, term(1), entry(1, vec![])).expect("stored");
         assert_eq!(store(&mut journal, term(1), entry(2, vec![])), Err(JournalRefusal::Full { limit: 1 }));
         for instance in [InstanceId(1), InstanceId(2)] {
-            journal.apply(JournalRequest::Store { instance, term: term(1), entry: Box::new(entry(1, vec![])) }).expect("stored");
+            journal.apply(NOW, JournalRequest::Store { instance, term: term(1), entry: Box::new(entry(1, vec![])) }).expect("stored");
         }
         assert_eq!(journal.term(INSTANCE), None, "the oldest instance made room");
     }
@@ -390,7 +559,7 @@ mod tests {
             for (member, from, count) in deliveries {
                 let tokens = truth[from..(from + count).min(truth.len())].to_vec();
                 let append = JournalRequest::Append { instance: INSTANCE, term: term(1), request: RequestId(1), from: from as u32, tokens };
-                let _ = members[member].apply(append);
+                let _ = members[member].apply(NOW, append);
             }
             let journals: Vec<Vec<JournalEntry>> = members.iter_mut().map(|m| collect(m, term(2))).collect();
             let longest = journals.iter().flatten().map(|e| e.emitted.len()).max().unwrap_or(0);

@@ -2,6 +2,7 @@
 
 mod actor;
 mod assemble;
+mod elsewhere;
 mod files;
 pub mod instance;
 pub mod journal;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, ActorStatus};
@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::actor::{Begin, Conductor, ConductorArguments, ConductorMsg, Running, StateSink};
 use super::assemble::{Ground, Order};
+use super::elsewhere::{Elsewhere, elsewhere};
 use super::files::LocalFiles;
 use super::instance::{InstanceState, InstanceSummary};
-use super::journal;
+use super::journal::{self, JournalStore};
 use super::succession::{Heir, succeed};
 use crate::card::ModelCard;
 use crate::catalog::{Catalog, LocalModel};
@@ -21,7 +22,7 @@ use crate::env::Instant;
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
 use crate::lease::timing;
 use crate::plan::{Goal, Link, LinkMatrix, Plan, PlanError, PlanRequest, plan};
-use crate::scheduler::{Generate, GenerateRefusal, SchedulerMsg};
+use crate::scheduler::{Finding, Generate, GenerateCall, GenerateRefusal, SchedulerMsg};
 use crate::service::{Inbound, Replier, Service, ServiceId};
 use crate::service_numbers as ids;
 use crate::stage::{StageNotice, StageNotices};
@@ -120,8 +121,11 @@ pub struct PlacementRefusal {
 }
 
 /// The schedulers of the instances that a node conducts, by instance.
-#[derive(Clone, Default)]
-pub struct Schedulers(Arc<RwLock<BTreeMap<InstanceId, ActorRef<SchedulerMsg>>>>);
+#[derive(Clone)]
+pub struct Schedulers {
+    known: Arc<RwLock<BTreeMap<InstanceId, ActorRef<SchedulerMsg>>>>,
+    journal: Arc<Mutex<JournalStore>>,
+}
 
 impl fmt::Debug for Schedulers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,16 +134,29 @@ impl fmt::Debug for Schedulers {
 }
 
 impl Schedulers {
+    /// None yet. `journal` is what the node remembers of the requests of other conductors.
+    pub fn new(journal: Arc<Mutex<JournalStore>>) -> Self {
+        Self { known: Arc::default(), journal }
+    }
+
     fn insert(&self, instance: InstanceId, scheduler: ActorRef<SchedulerMsg>) {
-        let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.known.write().unwrap_or_else(PoisonError::into_inner);
         map.retain(|_, known| !matches!(known.get_status(), ActorStatus::Stopped));
         map.insert(instance, scheduler);
     }
 
     /// Hands a call to the scheduler of the instance that it asks for.
     pub fn route(&self, mut call: Inbound<Generate>) {
-        let instance = call.request.instance();
-        let scheduler = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&instance).cloned();
+        if let GenerateCall::Find(request) = call.request {
+            let finding = Finding::new(request, Arc::clone(&self.journal), call.reply.take());
+            for scheduler in self.known.read().unwrap_or_else(PoisonError::into_inner).values() {
+                // One that has stopped drops its copy.
+                let _ = scheduler.cast(SchedulerMsg::Find(request, finding.clone()));
+            }
+            return;
+        }
+        let Some(instance) = call.request.instance() else { return };
+        let scheduler = self.known.read().unwrap_or_else(PoisonError::into_inner).get(&instance).cloned();
         let alive = scheduler.filter(|known| !matches!(known.get_status(), ActorStatus::Stopping | ActorStatus::Stopped));
         match alive {
             // If it stops at this moment the call is dropped, which the caller is told.
@@ -202,6 +219,7 @@ pub enum PlacementMsg {
 pub struct Prepared {
     call: Inbound<Placement>,
     result: Result<(LocalModel, ModelCard), String>,
+    elsewhere: Elsewhere,
 }
 
 impl From<Inbound<Placement>> for PlacementMsg {
@@ -277,10 +295,11 @@ impl PlacementState {
         }
     }
 
-    /// Looks the model up and reads its sizes: disk work, so in a task.
+    /// Looks the model up, reads its sizes, and asks others what they have of it: it takes a while, so in a task.
     fn prepare(&self, model: String, call: Inbound<Placement>) {
         let (catalog, files, me) = (self.arguments.catalog.clone(), self.arguments.files.clone(), self.me.clone());
-        let env = self.arguments.ground.env.clone();
+        let (ground, gone) = (self.arguments.ground.clone(), self.last_gone);
+        let env = ground.env.clone();
         let task = async move {
             let look = async {
                 let model = catalog.resolve(&model).await.map_err(|error| error.to_string())?;
@@ -289,14 +308,21 @@ impl PlacementState {
                 let card = env.blocking("shoal-card", move || compute.model_card(&path)).await?.map_err(|error| error.to_string())?;
                 Ok((model, card))
             };
-            let result = look.await;
-            let _ = me.cast(PlacementMsg::Prepared(Box::new(Prepared { call, result })));
+            let result: Result<(LocalModel, ModelCard), String> = look.await;
+            let elsewhere = match (&result, &call.request) {
+                (Ok((model, card)), PlacementRequest::Load { reuse, goal, .. }) => {
+                    let goal = Goal { context_tokens: goal.context_tokens.min(card.context_tokens), ..goal.clone() };
+                    elsewhere(&ground, &model.sha256, *reuse, &goal, gone).await
+                }
+                _ => Elsewhere::Nothing,
+            };
+            let _ = me.cast(PlacementMsg::Prepared(Box::new(Prepared { call, result, elsewhere })));
         };
         self.arguments.ground.env.spawner.task("prepare", Box::pin(task));
     }
 
     async fn prepared(&mut self, prepared: Prepared) {
-        let Prepared { call, result } = prepared;
+        let Prepared { call, result, elsewhere } = prepared;
         let refuse = |call: Inbound<Placement>, reason: String| {
             call.reply.into_iter().for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })))
         };
@@ -329,6 +355,14 @@ impl PlacementState {
             }
             return;
         }
+        match elsewhere {
+            Elsewhere::Ready(summary) => {
+                let ready = PlacementReply::Ready(summary);
+                return call.reply.into_iter().for_each(|way| way.reply(Ok(ready.clone())));
+            }
+            Elsewhere::Soon => return self.again(call),
+            Elsewhere::Nothing => {}
+        }
         let mut plans = self.plans(&model, &card, goal.clone());
         for (sequences, context_tokens) in SMALLER {
             let less =
@@ -343,7 +377,7 @@ impl PlacementState {
             Ok(None) => return refuse(call, "no plan was found".to_owned()),
             Err(error @ (PlanError::NotEnoughMemory(_) | PlanError::NoSplit(_))) if self.leases_may_end() => {
                 tracing::info!(target: "shoal::conductor", model = %model.name, %error, "waiting for the leases of a node that is gone");
-                return self.again(Prepared { call, result: Ok((model, card)) });
+                return self.again(call);
             }
             Err(error) => return refuse(call, error.to_string()),
         };
@@ -368,11 +402,11 @@ impl PlacementState {
     }
 
     /// Looks at a load again a little later.
-    fn again(&self, prepared: Prepared) {
+    fn again(&self, call: Inbound<Placement>) {
         let (me, clock) = (self.me.clone(), Arc::clone(&self.arguments.ground.env.clock));
         let later = async move {
             clock.sleep_until(clock.now() + AGAIN).await;
-            let _ = me.cast(PlacementMsg::Prepared(Box::new(prepared)));
+            let _ = me.cast(PlacementMsg::Call(call));
         };
         self.arguments.ground.env.spawner.task("prepare", Box::pin(later));
     }

@@ -17,6 +17,7 @@ use super::journal::{self, InstanceRecord, Journal, JournalEntry, JournalReply, 
 use crate::ids::{InstanceId, LeaseId, NodeId, Term};
 use crate::lease::{ClaimError, Grant, LeaseError, LeaseSpec, LeaseUse, Purpose, timing};
 use crate::membership::ClusterView;
+use crate::service::CallError;
 
 /// How long a member may take to tell what it remembers.
 const COLLECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -50,12 +51,18 @@ impl Heir {
     }
 }
 
-/// This node's place among those who may take an instance over now: members that are there and have the model. `None` if it may
-/// not.
-fn rank(view: &ClusterView, record: &InstanceRecord) -> Option<u32> {
+/// This node's place among those who may take an instance over from `gone` now: the other members that are there and have the model.
+/// `None` if it may not.
+fn rank(view: &ClusterView, record: &InstanceRecord, gone: NodeId) -> Option<u32> {
     let has_model = |node: &NodeId| view.card(*node).is_some_and(|card| card.models.iter().any(|model| model.sha256 == record.sha256));
-    let heirs: BTreeSet<NodeId> = record.members.iter().copied().filter(|node| view.is_present(*node) && has_model(node)).collect();
+    let may = |node: &NodeId| *node != gone && view.is_present(*node) && has_model(node);
+    let heirs: BTreeSet<NodeId> = record.members.iter().copied().filter(may).collect();
     heirs.iter().position(|node| *node == view.me).and_then(|place| u32::try_from(place).ok())
+}
+
+/// Whether a conductor that was missed is back. One that was started anew is there, too, and knows nothing of what it conducted.
+pub(super) fn is_back(view: &ClusterView, instance: InstanceId, term: Term) -> bool {
+    view.card(term.node).is_some_and(|card| card.instances.iter().any(|known| known.instance == instance && known.term == term))
 }
 
 /// Takes over what `gone` conducted, where this node is the one to do it. `heir` is called with each instance.
@@ -77,11 +84,11 @@ pub fn succeed(ground: &Ground, gone: NodeId, heir: impl Fn(Heir) + Send + Sync 
 async fn take_over(ground: &Ground, instance: InstanceId, before: Term, record: &InstanceRecord) -> Option<Heir> {
     let mut known = before;
     for attempt in 0..TRIES {
-        let rank = rank(&ground.membership.view(), record)?;
+        let rank = rank(&ground.membership.view(), record, before.node)?;
         ground.env.clock.sleep_until(ground.env.clock.now() + timing::CLAIM * (rank + attempt.min(1))).await;
         // Somebody else was faster, or the conductor is back.
         let current = ground.journal.lock().unwrap_or_else(PoisonError::into_inner).term(instance)?;
-        if current != known || ground.membership.view().is_present(before.node) {
+        if current != known || is_back(&ground.membership.view(), instance, before) {
             return None;
         }
         let term = Term { counter: known.counter + 1, node: ground.node };
@@ -104,22 +111,8 @@ async fn claim(ground: &Ground, instance: InstanceId, (record, from): (&Instance
 
     // What members remember; none of them hears the old conductor after this.
     let asked: BTreeSet<NodeId> = record.members.iter().copied().filter(|node| view.is_present(*node)).chain([ground.node]).collect();
-    let calls = asked.iter().map(|member| {
-        let (remote, member) = (ground.services.remote::<Journal>(*member), *member);
-        async move {
-            let call = remote.call(JournalRequest::Collect { instance, term }, COLLECT_TIMEOUT);
-            ground.membership.while_present(member, call).await
-        }
-    });
-    let mut remembered = Vec::new();
-    for answer in join_all(calls).await {
-        match answer {
-            Some(Ok(Ok(JournalReply::Entries(entries)))) => remembered.push(entries),
-            Some(Ok(Err(refusal))) => return Err(refusal.to_string()),
-            // It is gone, or as good as gone.
-            Some(Ok(Ok(_)) | Err(_)) | None => {}
-        }
-    }
+    let remembered = join_all(asked.iter().map(|member| collect(ground, *member, instance, term))).await;
+    let remembered: Vec<Vec<JournalEntry>> = remembered.into_iter().collect::<Result<_, _>>()?;
 
     // The leases at every owner that is there.
     let owners: BTreeSet<NodeId> = holders.iter().copied().filter(|node| view.is_present(*node)).collect();
@@ -166,6 +159,35 @@ async fn claim(ground: &Ground, instance: InstanceId, (record, from): (&Instance
     };
     tracing::warn!(target: "shoal::conductor", ?instance, ?from, "this node takes an instance over");
     Ok(Heir { order, paid, entries: journal::merge(remembered).into_values().collect(), from })
+}
+
+/// What a member remembers of an instance's requests, part by part; as much of it as comes, if it goes away in between.
+///
+/// # Errors
+/// If the member knows of a higher term.
+async fn collect(ground: &Ground, member: NodeId, instance: InstanceId, term: Term) -> Result<Vec<JournalEntry>, String> {
+    let remote = ground.services.remote::<Journal>(member);
+    let mut all = Vec::new();
+    loop {
+        let after = all.last().map(|entry: &JournalEntry| entry.request.id);
+        let call = remote.call(JournalRequest::Collect { instance, term, after }, COLLECT_TIMEOUT);
+        match ground.membership.while_present(member, call).await {
+            Some(Ok(Ok(JournalReply::Entries { entries, more }))) => {
+                let more = more && !entries.is_empty();
+                all.extend(entries);
+                if !more {
+                    return Ok(all);
+                }
+            }
+            Some(Ok(Err(refusal))) => return Err(refusal.to_string()),
+            // It is gone, or as good as gone.
+            answer => {
+                let error = answer.and_then(Result::err).unwrap_or(CallError::NotConnected { node: member });
+                tracing::warn!(target: "shoal::conductor", ?instance, ?member, %error, "a member does not tell what it remembers");
+                return Ok(all);
+            }
+        }
+    }
 }
 
 /// Has the other members remember what an instance is. Resolves when one does, or none can.

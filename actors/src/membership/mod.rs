@@ -18,5 +18,7 @@ mod view;
 pub use actor::{Membership, MembershipActor, MembershipArguments, MembershipError, MembershipMessage, MembershipService, Subscription};
 pub use life::{LifeError, next_incarnation};
 pub use message::Message;
+#[cfg(test)]
+pub(crate) use message::test_card;
 pub use swim::Timing;
 pub use view::{ClusterView, MemberEvent, MemberState, MemberView};

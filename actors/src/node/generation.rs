@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::env::Clock;
 use crate::ids::{InstanceId, NodeId, RequestId};
 use crate::membership::Membership;
-use crate::request::{End, Finish, GenerateRequest, READ_WAIT, Timing, TokenEvent};
-use crate::scheduler::{Generate, GenerateCall, GenerateRefusal, GenerateReply};
+use crate::request::{Chunk, End, Finish, GenerateRequest, READ_WAIT, Timing, TokenEvent, Unread};
+use crate::scheduler::{CHUNK_TOKENS_MAX, Generate, GenerateCall, GenerateRefusal, GenerateReply};
 use crate::service::{CallError, Services};
 
 /// How long a conductor may take to accept a request: it reads the prompt and has another member remember it.
@@ -21,6 +21,12 @@ const SUCCESSION: Duration = Duration::from_secs(10);
 const RECOVERY: Duration = Duration::from_secs(30);
 /// How often it is looked for.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long a node may take to say whether it knows a request.
+const FIND_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a request is looked for while nodes do not answer: those that are gone are noticed by then.
+const FIND: Duration = Duration::from_secs(6);
+/// How long nobody has to know it before it counts as unknown: a node that has just started finds the others by then.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// Finds who conducts an instance on the cards of the nodes that are there: of several nodes that say they do, the one with the
 /// highest term.
@@ -56,6 +62,41 @@ impl Reach {
     }
 }
 
+/// What the nodes that are there say of a request.
+#[derive(Debug, PartialEq)]
+enum Seen {
+    /// Its instance is conducted there; so many tokens has its prompt.
+    Conducted(NodeId, Box<GenerateRequest>, u32),
+    /// Its instance has no conductor that answers, but members who remember it.
+    Remembered(Box<GenerateRequest>),
+    /// Nobody knows it.
+    Nowhere,
+    /// Nobody knows it, but not everybody answered.
+    Unclear,
+}
+
+fn seen(answers: impl IntoIterator<Item = (NodeId, Result<GenerateReply, GenerateError>)>) -> Seen {
+    let mut best = Seen::Nowhere;
+    for (node, answer) in answers {
+        best = match (answer, best) {
+            (Ok(GenerateReply::Found { request, prompt_tokens: Some(tokens) }), _) => return Seen::Conducted(node, request, tokens),
+            (Ok(GenerateReply::Found { request, prompt_tokens: None }), _) => Seen::Remembered(request),
+            (Err(GenerateError::Unreachable(_)), Seen::Nowhere) => Seen::Unclear,
+            (_, best) => best,
+        };
+    }
+    best
+}
+
+impl Reach {
+    /// Asks everybody who is there for a request.
+    async fn ask_all(&self, request: RequestId) -> Seen {
+        let nodes: Vec<NodeId> = self.membership.view().present().map(|(node, _)| node).collect();
+        let asked = nodes.into_iter().map(|node| async move { (node, self.call(node, GenerateCall::Find(request), FIND_TIMEOUT).await) });
+        seen(futures::future::join_all(asked).await)
+    }
+}
+
 impl std::fmt::Debug for Reach {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Reach")
@@ -75,6 +116,9 @@ pub enum GenerateError {
     /// The instance broke in the middle.
     #[error("{0}")]
     Broken(String),
+    /// Nobody knows the request, but not everybody could be asked.
+    #[error("request {0} was not found, and a node that may know it does not answer; try again")]
+    NotFoundYet(RequestId),
 }
 
 fn other_question() -> GenerateError {
@@ -98,7 +142,7 @@ pub enum Piece {
     },
 }
 
-/// An answer as it is made. Dropping it before its end cancels the request.
+/// An answer as it is made. Dropping it before its end cancels the request, unless that says otherwise ([`Unread`]).
 ///
 /// It goes on when another node takes the instance over: the request is submitted there again, which is the same request, and read
 /// from where it was.
@@ -131,6 +175,32 @@ impl Generation {
                 Ok(generation)
             }
             _ => Err(other_question()),
+        }
+    }
+
+    /// Goes on with a request that some node knows, from the answer's beginning. `None` if nobody knows it; what `at_once` says of a
+    /// request that may be new.
+    pub(super) async fn find(reach: Reach, request: RequestId, at_once: bool) -> Result<Option<Self>, GenerateError> {
+        let began = reach.clock.now();
+        loop {
+            let seen = reach.ask_all(request).await;
+            let took = reach.clock.now().since(began);
+            match seen {
+                Seen::Conducted(conductor, request, prompt_tokens) => {
+                    let mut generation = Self::unsubmitted(reach, conductor, *request);
+                    generation.prompt_tokens = prompt_tokens;
+                    return Ok(Some(generation));
+                }
+                Seen::Remembered(request) => {
+                    let error = GenerateError::Refused(GenerateRefusal::UnknownInstance(request.instance));
+                    let nobody = reach.membership.me();
+                    return Self::elsewhere(reach, nobody, *request, error).await.map(Some);
+                }
+                Seen::Nowhere if at_once || took >= SETTLED => return Ok(None),
+                Seen::Unclear if took >= FIND => return Err(GenerateError::NotFoundYet(request)),
+                Seen::Nowhere | Seen::Unclear => {}
+            }
+            reach.clock.sleep_until(reach.clock.now() + LOOK).await;
         }
     }
 
@@ -168,6 +238,11 @@ impl Generation {
         self.request
     }
 
+    /// What was asked.
+    pub fn request(&self) -> &GenerateRequest {
+        &self.submitted
+    }
+
     /// The instance that answers.
     pub fn instance(&self) -> InstanceId {
         self.instance
@@ -199,26 +274,52 @@ impl Generation {
                     End::Failed(reason) => Err(GenerateError::Broken(reason)),
                 });
             }
-            let read = GenerateCall::Read { instance: self.instance, request: self.request, after: self.after };
-            let chunk = match self.reach.call(self.conductor, read, READ_WAIT + READ_SLACK).await {
-                Ok(GenerateReply::Chunk(chunk)) => chunk,
-                Ok(_) => return Some(Err(self.broken(other_question()))),
-                Err(error) => match self.go_on_elsewhere(error).await {
-                    Ok(()) => continue,
-                    Err(error) => return Some(Err(self.broken(error))),
-                },
-            };
-            // A chunk that was asked for twice brings tokens that are known.
-            self.pending.extend(chunk.tokens.into_iter().filter(|token| token.index >= self.after));
-            self.after += u32::try_from(self.pending.len()).unwrap_or(0);
-            self.end = chunk.end;
+            if let Err(error) = self.read().await {
+                return Some(Err(self.broken(error)));
+            }
         }
+    }
+
+    /// Reads on, at another node if need be, and gives how many tokens came.
+    async fn read(&mut self) -> Result<usize, GenerateError> {
+        let chunk: Chunk = loop {
+            let read = GenerateCall::Read { instance: self.instance, request: self.request, after: self.after };
+            match self.reach.call(self.conductor, read, READ_WAIT + READ_SLACK).await {
+                Ok(GenerateReply::Chunk(chunk)) => break chunk,
+                Ok(_) => return Err(other_question()),
+                Err(error) => self.go_on_elsewhere(error).await?,
+            }
+        };
+        // A chunk that was asked for twice brings tokens that are known.
+        let new: Vec<TokenEvent> = chunk.tokens.into_iter().filter(|token| token.index >= self.after).collect();
+        let count = new.len();
+        self.after += u32::try_from(count).unwrap_or(0);
+        self.pending.extend(new);
+        self.end = chunk.end;
+        Ok(count)
+    }
+
+    /// What there is of the answer by now, without waiting for more of it, and its end if it has ended. The request goes on.
+    pub async fn so_far(mut self) -> Result<(Vec<TokenEvent>, Option<End>), GenerateError> {
+        while self.end.is_none() {
+            match self.read().await {
+                Ok(count) if count >= CHUNK_TOKENS_MAX => {}
+                Ok(_) => break,
+                Err(error) => return Err(self.broken(error)),
+            }
+        }
+        // Whoever only looks in does not end it by going.
+        self.ended = true;
+        Ok((self.pending.drain(..).collect(), self.end.take()))
     }
 
     /// After `error`: finds who conducts the instance now and submits the request there, as the same request.
     async fn go_on_elsewhere(&mut self, error: GenerateError) -> Result<(), GenerateError> {
-        if matches!(error, GenerateError::Refused(GenerateRefusal::Invalid(_) | GenerateRefusal::Busy(_)) | GenerateError::Broken(_)) {
-            return Err(error);
+        let for_good = GenerateRefusal::OtherRequest(self.request);
+        match &error {
+            GenerateError::Refused(GenerateRefusal::Invalid(_) | GenerateRefusal::Busy(_)) | GenerateError::Broken(_) => return Err(error),
+            GenerateError::Refused(refusal) if *refusal == for_good => return Err(error),
+            _ => {}
         }
         let began = self.reach.clock.now();
         let mut seen = false;
@@ -231,7 +332,9 @@ impl Generation {
                         (self.conductor, self.prompt_tokens) = (conductor, prompt_tokens);
                         return Ok(());
                     }
-                    Err(error @ GenerateError::Refused(GenerateRefusal::Invalid(_))) => return Err(error),
+                    Err(error @ GenerateError::Refused(GenerateRefusal::Invalid(_) | GenerateRefusal::OtherRequest(_))) => {
+                        return Err(error);
+                    }
                     // Not yet, or not any more.
                     Ok(_) | Err(_) => {}
                 }
@@ -252,9 +355,50 @@ impl Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.ended && self.end.is_none() {
+            let (instance, request) = (self.instance, self.request);
+            let last = match self.submitted.unread {
+                Unread::Cancel => GenerateCall::Cancel { instance, request },
+                Unread::Wait => GenerateCall::Leave { instance, request },
+                Unread::GoOn => return,
+            };
             // If the conductor cannot be told, it notices after a while that nobody reads.
-            let remote = self.reach.services.remote::<Generate>(self.conductor);
-            let _ = remote.cast(GenerateCall::Cancel { instance: self.instance, request: self.request });
+            let _ = self.reach.services.remote::<Generate>(self.conductor).cast(last);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_engine::sampler::SamplingParams;
+
+    use super::*;
+    use crate::request::Prompt;
+
+    #[test]
+    fn a_conductor_knows_better_than_a_journal_and_silence_is_no_answer() {
+        let node = |number| NodeId([number; 32]);
+        let asked = |text: &str| {
+            Box::new(GenerateRequest {
+                id: RequestId(1),
+                instance: InstanceId(2),
+                prompt: Prompt::Text(text.to_owned()),
+                sampling: SamplingParams::default(),
+                max_tokens: None,
+                stop: Vec::new(),
+                ignore_end: false,
+                unread: Unread::Wait,
+                shape: String::new(),
+            })
+        };
+        let unknown = || (node(1), Err(GenerateError::Refused(GenerateRefusal::UnknownRequest(RequestId(1)))));
+        let silent = || (node(2), Err(GenerateError::Unreachable(CallError::NotConnected { node: node(2) })));
+        let remembered = || (node(3), Ok(GenerateReply::Found { request: asked("x"), prompt_tokens: None }));
+        let conducted = || (node(4), Ok(GenerateReply::Found { request: asked("x"), prompt_tokens: Some(5) }));
+        assert_eq!(seen([unknown(), unknown()]), Seen::Nowhere);
+        assert_eq!(seen([unknown(), silent(), unknown()]), Seen::Unclear);
+        assert_eq!(seen([silent(), remembered(), silent()]), Seen::Remembered(asked("x")));
+        assert_eq!(seen([silent(), remembered(), conducted(), remembered()]), Seen::Conducted(node(4), asked("x"), 5));
+        assert!(asked("x").asks_the_same(&GenerateRequest { instance: InstanceId(9), shape: "y".to_owned(), ..*asked("x") }));
+        assert!(!asked("x").asks_the_same(&asked("y")));
     }
 }

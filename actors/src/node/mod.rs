@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use ractor::ActorRef;
 use shoal_engine::sampler::SamplingParams;
+use shoal_transport::path::PathHealth;
 use tokio::sync::watch;
 
 pub use builder::NodeBuilder;
@@ -47,12 +48,11 @@ use crate::linkbench::{self, BenchOptions, LinkBenchError, LinkBenchRow};
 use crate::membership::{ClusterView, Membership};
 use crate::network::NetworkHandle;
 use crate::plan::{Goal, Plan};
-use crate::request::{ChatMessage, GenerateRequest, Prompt};
+use crate::request::{ChatMessage, GenerateRequest, Prompt, Unread};
 use crate::scheduler::GenerateRefusal;
 use crate::service::{Remote, ServeError, Service, Services};
-use crate::stage::DetourServer;
-use crate::stage::WorkersMsg;
 use crate::stage::links::TensorLinks;
+use crate::stage::{DetourServer, WorkersMsg};
 use crate::topology::{LinkMatrix, Topology};
 use lock::FolderLock;
 use parts::SupervisorMsg;
@@ -67,6 +67,8 @@ const PRESENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it takes a member, at most, to be seen as the heir of a conductor that is gone: its death is noticed, the claim made and
 /// gossiped.
 const HEIR_WAIT: Duration = Duration::from_secs(4);
+/// How long an instance may change hands before a request that it does not take fails.
+const SETTLES: Duration = Duration::from_secs(15);
 /// How often it is looked for.
 const HEIR_LOOK: Duration = Duration::from_millis(100);
 
@@ -116,12 +118,28 @@ pub struct GenerateOptions {
     pub ignore_end: bool,
     /// What to place the model for, if it is not placed yet.
     pub goal: Goal,
+    /// The request's name; none: a fresh one that nobody can guess.
+    pub id: Option<RequestId>,
+    /// What becomes of it when nobody reads its answer any more.
+    pub unread: Unread,
+    /// How the answer is shaped for its client ([`GenerateRequest::shape`]).
+    pub shape: String,
 }
 
 impl GenerateOptions {
     /// Continues `prompt`, choosing the likeliest token always.
     pub fn new(prompt: Prompt) -> Self {
-        Self { prompt, sampling: SamplingParams::greedy(), max_tokens: None, stop: Vec::new(), ignore_end: false, goal: default_goal() }
+        Self {
+            prompt,
+            sampling: SamplingParams::greedy(),
+            max_tokens: None,
+            stop: Vec::new(),
+            ignore_end: false,
+            goal: default_goal(),
+            id: None,
+            unread: Unread::Cancel,
+            shape: String::new(),
+        }
     }
 
     /// Answers one message of a user.
@@ -237,6 +255,11 @@ impl Node {
     /// What this node lends.
     pub fn leases(&self) -> LeaseView {
         self.0.leases.view()
+    }
+
+    /// What carries each hop of a pipeline that leads from this node to another one, or to itself.
+    pub fn hops(&self) -> Vec<(NodeId, PathHealth)> {
+        self.0.links.hops()
     }
 
     /// What each node of the cluster lends: its own word, or why there is none.
@@ -436,9 +459,10 @@ impl Node {
     }
 
     async fn do_generate(&self, model: &str, options: GenerateOptions) -> Result<Generation, NodeError> {
-        let id = RequestId::random(&*self.0.env.rng);
+        let id = options.id.unwrap_or_else(|| RequestId::random(&*self.0.env.rng));
         let mut instance = self.instance(model, options.goal.clone(), Reuse::Any).await?;
-        for again in [true, false] {
+        let began = self.0.env.clock.now();
+        loop {
             let request = GenerateRequest {
                 id,
                 instance: instance.instance,
@@ -447,14 +471,14 @@ impl Node {
                 max_tokens: options.max_tokens,
                 stop: options.stop.clone(),
                 ignore_end: options.ignore_end,
+                unread: options.unread,
+                shape: options.shape.clone(),
             };
             let refused = match Generation::start(self.reach(), instance.term.node, request.clone()).await {
                 // The instance went down between the look and the request: its card is old news.
-                Err(error @ GenerateError::Refused(GenerateRefusal::UnknownInstance(_) | GenerateRefusal::Unavailable(_))) if again => {
-                    error
-                }
+                Err(error @ GenerateError::Refused(GenerateRefusal::UnknownInstance(_) | GenerateRefusal::Unavailable(_))) => error,
                 // Its conductor did: another member may take it over.
-                Err(error @ GenerateError::Unreachable(_)) if again => {
+                Err(error @ GenerateError::Unreachable(_)) => {
                     if self.has_heir(&instance).await {
                         return Ok(Generation::elsewhere(self.reach(), instance.term.node, request, error).await?);
                     }
@@ -462,14 +486,27 @@ impl Node {
                 }
                 result => return Ok(result?),
             };
-            let gone = instance.instance;
+            let gone = (instance.instance, instance.term);
             instance = self.load_other(model, &options.goal).await?;
-            if instance.instance == gone {
-                // It is the same, and it has said why it does not take the request.
+            if self.0.env.clock.now().since(began) >= SETTLES {
+                // It had its time, and has said why it does not take the request.
                 return Err(refused.into());
             }
+            if (instance.instance, instance.term) == gone {
+                // It is the same: it may be about to be another's.
+                self.0.env.clock.sleep_until(self.0.env.clock.now() + HEIR_LOOK).await;
+            }
         }
-        Err(NodeError::UnknownInstance(instance.instance))
+    }
+
+    /// Goes on with a request that any node of the cluster knows, from the beginning of its answer; it may have been asked at another
+    /// node, which may be gone. `None` if nobody knows it. With `at_once` that is said as soon as all nodes that are known have said so,
+    /// else it takes a moment longer, in which nodes find each other.
+    ///
+    /// # Errors
+    /// If a node that may know it does not answer, or its instance is gone.
+    pub fn resume(&self, request: RequestId, at_once: bool) -> BoxFuture<'_, Result<Option<Generation>, NodeError>> {
+        Box::pin(async move { Ok(Generation::find(self.reach(), request, at_once).await?) })
     }
 
     /// Whether somebody soon takes over an instance whose conductor cannot be reached.

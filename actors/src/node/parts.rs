@@ -15,7 +15,7 @@ use crate::catalog::{Catalog, CatalogEffects, CatalogSettings};
 use crate::conductor::journal::{Journal, JournalStore};
 use crate::conductor::{Ground, LocalFiles, Placement, PlacementActor, PlacementArguments, PlacementMsg, Schedulers};
 use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
-use crate::env::{Beacon, Env, Http, NetworkConfig, NetworkError};
+use crate::env::{Beacon, Env, Http, Instant, NetworkConfig, NetworkError};
 use crate::ids::Incarnation;
 use crate::lease::{FenceHolds, LeaseKeeper, LeaseKeeperActor, LeaseKeeperArguments, Leases, LeasesActor, LeasesArguments};
 use crate::linkbench::{LinkBench, LinkBenchServer};
@@ -206,10 +206,10 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     services.serve_actor::<Stages, _>(worker.clone()).map_err(|e| part("the stage workers")(e.to_string()))?;
 
     let journal = Arc::new(Mutex::new(JournalStore::new(JOURNAL_INSTANCES, JOURNAL_ENTRIES)));
-    let kept = Arc::clone(&journal);
-    services.serve::<Journal>(move |call| keep_journal(&kept, call)).map_err(|e| part("the journal")(e.to_string()))?;
+    let (kept, clock) = (Arc::clone(&journal), Arc::clone(&env.clock));
+    services.serve::<Journal>(move |call| keep_journal(&kept, clock.now(), call)).map_err(|e| part("the journal")(e.to_string()))?;
 
-    let schedulers = Schedulers::default();
+    let schedulers = Schedulers::new(Arc::clone(&journal));
     let route = schedulers.clone();
     services.serve::<Generate>(move |call| route.route(call)).map_err(|e| part("the schedulers")(e.to_string()))?;
     let announce = membership.clone();
@@ -299,7 +299,7 @@ where
     ChildSpec::new(name, start).restarted(Restart::Always)
 }
 
-fn keep_journal(journal: &Mutex<JournalStore>, call: Inbound<Journal>) {
+fn keep_journal(journal: &Mutex<JournalStore>, now: Instant, call: Inbound<Journal>) {
     // A term names its claimant: nobody speaks for another.
     if call.request.term().node != call.from {
         if let Some(reply) = call.reply {
@@ -307,7 +307,7 @@ fn keep_journal(journal: &Mutex<JournalStore>, call: Inbound<Journal>) {
         }
         return;
     }
-    let result = journal.lock().unwrap_or_else(PoisonError::into_inner).apply(call.request);
+    let result = journal.lock().unwrap_or_else(PoisonError::into_inner).apply(now, call.request);
     match call.reply {
         Some(reply) => reply.reply(result),
         None => {

@@ -8,13 +8,14 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use shoal_engine::sampler::StopMatcher;
 
 use super::answers::{Answers, Pushed};
+use super::find::Finding;
 use super::machine::{Event, Finish, Scheduler, SchedulerConfig, SubmitError, Work};
 use super::service::{Generate, GenerateCall, GenerateRefusal, GenerateReply};
-use crate::conductor::journal::{Journal, JournalEntry, JournalRequest};
+use crate::conductor::journal::{self, Journal, JournalEntry, JournalRequest};
 use crate::env::{Env, TextModel};
 use crate::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
 use crate::membership::Membership;
-use crate::request::{Chunk, GenerateRequest};
+use crate::request::{Chunk, GenerateRequest, SHAPE_BYTES_MAX};
 use crate::service::{Inbound, Replier, Services};
 use crate::stage::message::{TOP_MAX, Tokens};
 use crate::stage::port::PortSender;
@@ -76,6 +77,8 @@ pub struct SchedulerArguments {
 pub enum SchedulerMsg {
     /// A call from a node.
     Call(Inbound<Generate>),
+    /// A node looks for a request.
+    Find(RequestId, Finding),
     /// The last stage's answer to a step, in an arrangement.
     Answer(PlanEpoch, Tokens),
     /// Another member has stored a request, or none could.
@@ -112,6 +115,7 @@ impl std::fmt::Debug for SchedulerMsg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Call(_) => "Call",
+            Self::Find(..) => "Find",
             Self::Answer(..) => "Answer",
             Self::Journaled { .. } => "Journaled",
             Self::StoreAgain(_) => "StoreAgain",
@@ -159,9 +163,11 @@ impl SchedulerState {
 
     fn submit(&mut self, request: GenerateRequest, reply: Option<Replier<Generate>>) {
         let id = request.id;
-        if let Some(prompt_tokens) = self.answers.prompt_tokens(id) {
+        if let Some((known, prompt_tokens)) = self.answers.asked(id) {
             // The same id is the same request.
+            let same = known.asks_the_same(&request);
             match reply {
+                Some(reply) if !same => reply.reply(Err(GenerateRefusal::OtherRequest(id))),
                 // It was accepted before, or has even ended by now.
                 Some(reply) if self.journaled.contains(&id) || !self.requests.contains_key(&id) => {
                     reply.reply(Ok(GenerateReply::Accepted { prompt_tokens }));
@@ -194,6 +200,9 @@ impl SchedulerState {
         if request.sampling.logprobs.is_some_and(|count| usize::from(count) > TOP_MAX) {
             return invalid(format!("`top_logprobs` is at most {TOP_MAX}"));
         }
+        if request.shape.len() > SHAPE_BYTES_MAX {
+            return invalid(format!("the shape of an answer is described in at most {SHAPE_BYTES_MAX} bytes"));
+        }
         if request.max_tokens == Some(0) {
             return invalid("`max_tokens` is at least 1".to_owned());
         }
@@ -212,20 +221,23 @@ impl SchedulerState {
             _ => GenerateRefusal::Invalid(error.to_string()),
         })?;
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        self.answers.open(now, request.id, prompt_tokens, self.arguments.text.decoder(), stop);
+        self.answers.open(now, request.clone(), prompt_tokens, self.arguments.text.decoder(), stop);
         self.requests.insert(request.id, (request, 0));
         Ok(())
     }
 
     /// Goes on with a request that a conductor before had accepted. What it told its reader of how likely those tokens were is lost.
     fn inherit(&mut self, entry: JournalEntry) {
-        let JournalEntry { request, prompt, emitted } = entry;
+        let JournalEntry { request, prompt, emitted, ended: known } = entry;
         let (now, id) = (self.arguments.env.clock.now(), request.id);
         let Ok(stop) = StopMatcher::new(request.stop.clone()) else { return };
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        self.answers.open(now, id, prompt_tokens, self.arguments.text.decoder(), stop);
+        self.answers.open(now, request.clone(), prompt_tokens, self.arguments.text.decoder(), stop);
         let pushed = |token: &u32| self.answers.push(id, *token, None, Vec::new(), &mut send_chunk);
         let stopped = emitted.iter().map(pushed).any(|pushed| pushed == Pushed::Stopped);
+        if let Some(journal::Ended { reason, timing, .. }) = known {
+            return self.answers.finish(now, id, reason, timing, &mut send_chunk);
+        }
         let max_tokens = request.max_tokens.unwrap_or(u32::MAX);
         let ended = match (stopped, emitted.len() >= max_tokens as usize) {
             (true, _) => Some(Finish::Stop),
@@ -251,7 +263,7 @@ impl SchedulerState {
             // It has ended meanwhile.
             return self.journaled(request, false);
         };
-        let entry = JournalEntry { request: asked.clone(), prompt: prompt.to_vec(), emitted: emitted.to_vec() };
+        let entry = JournalEntry { request: asked.clone(), prompt: prompt.to_vec(), emitted: emitted.to_vec(), ended: None };
         let (instance, term) = (self.arguments.instance, self.arguments.term);
         let calls: Vec<_> = self
             .others()
@@ -351,15 +363,15 @@ impl SchedulerState {
         let now = self.arguments.env.clock.now();
         if self.machine.finish(now, request, Finish::Cancelled).is_some() {
             self.answers.fail(now, request, why.to_owned(), &mut send_chunk);
-            self.ended(request);
+            self.ended(request, None);
             self.pump();
         }
     }
 
-    fn ended(&mut self, request: RequestId) {
+    fn ended(&mut self, request: RequestId, ended: Option<journal::Ended>) {
         self.journaled.remove(&request);
         self.requests.remove(&request);
-        self.tell(&JournalRequest::Finish { instance: self.arguments.instance, term: self.arguments.term, request });
+        self.tell(&JournalRequest::Finish { instance: self.arguments.instance, term: self.arguments.term, request, ended });
     }
 
     /// Sends steps while the machine has some to send.
@@ -437,7 +449,8 @@ impl SchedulerState {
     fn finished(&mut self, id: RequestId, reason: Finish, timing: super::Timing) {
         let now = self.arguments.env.clock.now();
         self.answers.finish(now, id, reason, timing, &mut send_chunk);
-        self.ended(id);
+        let tokens = self.answers.tokens(id);
+        self.ended(id, Some(journal::Ended { reason, timing, tokens }));
     }
 
     fn call(&mut self, call: Inbound<Generate>) {
@@ -455,6 +468,18 @@ impl SchedulerState {
                 self.cancel(request, "the request was cancelled");
                 if let Some(reply) = reply {
                     reply.reply(Ok(GenerateReply::Done));
+                }
+            }
+            GenerateCall::Leave { request, .. } => {
+                self.answers.leave(now, request);
+                if let Some(reply) = reply {
+                    reply.reply(Ok(GenerateReply::Done));
+                }
+            }
+            // Comes as [`SchedulerMsg::Find`].
+            GenerateCall::Find(request) => {
+                if let Some(reply) = reply {
+                    reply.reply(Err(GenerateRefusal::UnknownRequest(request)));
                 }
             }
         }
@@ -529,6 +554,11 @@ impl Actor for SchedulerActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             SchedulerMsg::Call(call) => state.call(call),
+            SchedulerMsg::Find(request, finding) => {
+                if let Some((asked, prompt_tokens)) = state.answers.asked(request) {
+                    finding.found(asked, Some(prompt_tokens));
+                }
+            }
             SchedulerMsg::Answer(epoch, tokens) => state.answer(epoch, tokens),
             SchedulerMsg::Journaled { request, stored } => state.journaled(request, stored),
             SchedulerMsg::StoreAgain(request) if state.journaled.contains(&request) => {}

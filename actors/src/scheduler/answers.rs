@@ -13,14 +13,20 @@ use shoal_engine::sampler::StopMatcher;
 
 use crate::env::{Instant, TextDecoder};
 use crate::ids::RequestId;
-use crate::request::{Chunk, End, Finish, Likely, READ_WAIT, Timing, TokenEvent};
+use crate::request::{Chunk, End, Finish, GenerateRequest, Likely, READ_WAIT, Timing, TokenEvent, Unread};
 
-/// A request whose answer nobody has asked for in this time is cancelled: its client is gone.
+/// A request that only one reader knows of is cancelled when nothing was asked for in this time: its reader's node is gone.
 pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the others go on without a reader. It only keeps one from using memory for ever: most end sooner by themselves.
+pub const UNATTENDED_MAX: Duration = Duration::from_secs(15 * 60);
+/// How long a reader that has gone may take to come back.
+pub const GRACE: Duration = Duration::from_secs(10);
 /// How long an ended answer is kept for readers that come back.
-pub const KEEP: Duration = Duration::from_secs(60);
+pub const KEEP: Duration = Duration::from_secs(120);
+/// How many ended answers are kept; the oldest go first.
+pub(super) const ENDED_MAX: usize = 256;
 /// Most tokens of one chunk, so that a chunk fits a control frame.
-const CHUNK_TOKENS_MAX: usize = 256;
+pub const CHUNK_TOKENS_MAX: usize = 256;
 
 /// What a token did to an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +38,7 @@ pub enum Pushed {
 }
 
 struct Answer<R> {
+    asked: GenerateRequest,
     prompt_tokens: u32,
     decoder: Box<dyn TextDecoder>,
     stop: StopMatcher,
@@ -40,6 +47,8 @@ struct Answer<R> {
     end: Option<End>,
     readers: Vec<Reader<R>>,
     last_read: Instant,
+    /// When its reader has said that it goes, if nobody has read since.
+    left: Option<Instant>,
     ended: Option<Instant>,
 }
 
@@ -50,6 +59,14 @@ struct Reader<R> {
 }
 
 impl<R> Answer<R> {
+    /// Whether it has gone on without a reader for too long.
+    fn unread(&self, now: Instant) -> bool {
+        let silent = |since: Instant, most: Duration| now.since(since) >= most;
+        let left = self.asked.unread != Unread::GoOn && self.left.is_some_and(|left| silent(left, GRACE));
+        let most = if self.asked.unread == Unread::Cancel { UNREAD_TIMEOUT } else { UNATTENDED_MAX };
+        self.end.is_none() && (left || (self.readers.is_empty() && silent(self.last_read, most)))
+    }
+
     /// What a reader at `after` would get now; `None` if it has to wait.
     fn chunk(&self, after: u32) -> Option<Chunk> {
         let start = (after as usize).min(self.tokens.len());
@@ -82,8 +99,10 @@ impl<R> Default for Answers<R> {
 
 impl<R> Answers<R> {
     /// Begins an answer.
-    pub fn open(&mut self, now: Instant, id: RequestId, prompt_tokens: u32, decoder: Box<dyn TextDecoder>, stop: StopMatcher) {
+    pub fn open(&mut self, now: Instant, asked: GenerateRequest, prompt_tokens: u32, decoder: Box<dyn TextDecoder>, stop: StopMatcher) {
+        let id = asked.id;
         let answer = Answer {
+            asked,
             prompt_tokens,
             decoder,
             stop,
@@ -92,6 +111,7 @@ impl<R> Answers<R> {
             end: None,
             readers: Vec::new(),
             last_read: now,
+            left: None,
             ended: None,
         };
         self.answers.insert(id, answer);
@@ -100,6 +120,23 @@ impl<R> Answers<R> {
     /// Tokens of the prompt, if the request is known.
     pub fn prompt_tokens(&self, id: RequestId) -> Option<u32> {
         self.answers.get(&id).map(|a| a.prompt_tokens)
+    }
+
+    /// What a request asks, and the tokens of its prompt.
+    pub fn asked(&self, id: RequestId) -> Option<(&GenerateRequest, u32)> {
+        self.answers.get(&id).map(|answer| (&answer.asked, answer.prompt_tokens))
+    }
+
+    /// Tokens of an answer so far.
+    pub fn tokens(&self, id: RequestId) -> u32 {
+        self.answers.get(&id).map_or(0, |answer| u32::try_from(answer.tokens.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Its reader goes, and may come back.
+    pub fn leave(&mut self, now: Instant, id: RequestId) {
+        if let Some(answer) = self.answers.get_mut(&id) {
+            answer.left = Some(now);
+        }
     }
 
     /// Adds a token. Readers that waited for it are answered through `send`.
@@ -172,6 +209,7 @@ impl<R> Answers<R> {
     pub fn read(&mut self, now: Instant, id: RequestId, after: u32, reply: R, send: &mut dyn FnMut(R, Chunk)) -> Result<(), R> {
         let Some(answer) = self.answers.get_mut(&id) else { return Err(reply) };
         answer.last_read = now;
+        answer.left = None;
         match answer.chunk(after) {
             Some(chunk) => send(reply, chunk),
             None => answer.readers.push(Reader { after, since: now, reply }),
@@ -192,11 +230,18 @@ impl<R> Answers<R> {
                     answer.readers.push(reader);
                 }
             }
-            if answer.end.is_none() && answer.readers.is_empty() && now.since(answer.last_read) >= UNREAD_TIMEOUT {
+            if answer.unread(now) {
                 unread.push(*id);
             }
         }
         self.answers.retain(|_, answer| answer.ended.is_none_or(|ended| now.since(ended) < KEEP));
+        let mut ended: Vec<(Instant, RequestId)> =
+            self.answers.iter().filter_map(|(id, answer)| answer.ended.map(|ended| (ended, *id))).collect();
+        if ended.len() > ENDED_MAX {
+            ended.sort_unstable();
+            let oldest = ended.len() - ENDED_MAX;
+            ended.iter().take(oldest).for_each(|(_, id)| drop(self.answers.remove(id)));
+        }
         unread
     }
 
@@ -208,7 +253,11 @@ impl<R> Answers<R> {
 
 #[cfg(test)]
 mod tests {
+    use shoal_engine::sampler::SamplingParams;
+
     use super::*;
+    use crate::ids::InstanceId;
+    use crate::request::Prompt;
 
     /// Tokens are bytes.
     #[derive(Default)]
@@ -240,16 +289,62 @@ mod tests {
         Instant::ZERO + Duration::from_secs(seconds)
     }
 
+    fn asked(id: RequestId, unread: Unread) -> GenerateRequest {
+        GenerateRequest {
+            id,
+            instance: InstanceId(1),
+            prompt: Prompt::Text("x".to_owned()),
+            sampling: SamplingParams::default(),
+            max_tokens: None,
+            stop: Vec::new(),
+            ignore_end: false,
+            unread,
+            shape: String::new(),
+        }
+    }
+
+    fn open(answers: &mut Answers<u32>, asked: GenerateRequest, stop: &[&str]) {
+        let stop = StopMatcher::new(stop.iter().map(|s| (*s).to_owned()).collect()).expect("short");
+        answers.open(at(0), asked, 3, Box::<Bytes>::default(), stop);
+    }
+
     fn answers(stop: &[&str]) -> Answers<u32> {
         let mut answers = Answers::default();
-        answers.open(
-            at(0),
-            ID,
-            3,
-            Box::<Bytes>::default(),
-            StopMatcher::new(stop.iter().map(|s| (*s).to_owned()).collect()).expect("short"),
-        );
+        open(&mut answers, asked(ID, Unread::Cancel), stop);
         answers
+    }
+
+    #[test]
+    fn a_reader_that_goes_is_waited_for_and_one_that_dies_longer() {
+        let mut answers = Answers::default();
+        let unread = [Unread::Cancel, Unread::Wait, Unread::Wait, Unread::GoOn];
+        let ids: Vec<RequestId> = (1..=4).map(RequestId).collect();
+        ids.iter().zip(unread).for_each(|(id, unread)| open(&mut answers, asked(*id, unread), &[]));
+        let tick = |answers: &mut Answers<u32>, seconds| answers.tick(at(seconds), &mut |_, _| {});
+        // The second one's reader is back in time, the third one's is not, and the fourth one's said that it need not be.
+        ids[1..].iter().for_each(|id| answers.leave(at(1), *id));
+        answers.read(at(5), ids[1], 0, 1, &mut |_, _| {}).expect("known");
+        assert_eq!(tick(&mut answers, 10), []);
+        assert_eq!(tick(&mut answers, 11), [ids[2]]);
+        answers.fail(at(11), ids[2], "left".to_owned(), &mut |_, _| {});
+        // The first one's reader died without a word, and nobody else knows of it.
+        assert_eq!(tick(&mut answers, 30), [ids[0]]);
+        answers.fail(at(30), ids[0], "dead".to_owned(), &mut |_, _| {});
+        assert_eq!(tick(&mut answers, 600), []);
+        assert_eq!(tick(&mut answers, 901), [ids[3]]);
+        assert_eq!(tick(&mut answers, 911), [ids[1], ids[3]]);
+    }
+
+    #[test]
+    fn only_so_many_ended_answers_are_kept() {
+        let mut answers = Answers::default();
+        for id in 0..ENDED_MAX as u128 + 2 {
+            open(&mut answers, asked(RequestId(id), Unread::Wait), &[]);
+            answers.finish(at(id as u64 / 200), RequestId(id), Finish::Stop, Timing::default(), &mut |_, _| {});
+        }
+        answers.tick(at(3), &mut |_, _| {});
+        let kept = |id| answers.asked(RequestId(id)).is_some();
+        assert_eq!([0, 1, 2, ENDED_MAX as u128 + 1].map(kept), [false, false, true, true]);
     }
 
     fn text(chunks: &[(u32, Chunk)]) -> String {
@@ -320,9 +415,9 @@ mod tests {
         assert_eq!(sent, [(1, Chunk { prompt_tokens: 3, ..Chunk::default() })]);
         assert_eq!(answers.tick(at(40), &mut |_, _| {}), [ID]);
         answers.fail(at(41), ID, "gone".to_owned(), &mut |_, _| {});
-        assert!(answers.tick(at(60), &mut |_, _| {}).is_empty());
+        assert!(answers.tick(at(160), &mut |_, _| {}).is_empty());
         assert_eq!(answers.prompt_tokens(ID), Some(3));
-        answers.tick(at(120), &mut |_, _| {});
+        answers.tick(at(161), &mut |_, _| {});
         assert_eq!(answers.prompt_tokens(ID), None);
     }
 }

@@ -2,12 +2,14 @@
 
 mod actor;
 mod answers;
+mod find;
 mod machine;
 mod service;
 #[cfg(test)]
 mod tests;
 
 pub use actor::{Pipeline, SchedulerActor, SchedulerArguments, SchedulerMsg, SchedulerState};
-pub use answers::{Answers, KEEP, Pushed, UNREAD_TIMEOUT};
+pub use answers::{Answers, CHUNK_TOKENS_MAX, GRACE, KEEP, Pushed, UNATTENDED_MAX, UNREAD_TIMEOUT};
+pub use find::Finding;
 pub use machine::{AnswerError, Event, Finish, Scheduler, SchedulerConfig, SubmitError, Timing, Work};
 pub use service::{Generate, GenerateCall, GenerateRefusal, GenerateReply};

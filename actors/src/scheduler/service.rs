@@ -40,14 +40,24 @@ pub enum GenerateCall {
         /// The request.
         request: RequestId,
     },
+    /// Its reader goes and may come back: cancel it a little later if nobody has read by then.
+    Leave {
+        /// The instance.
+        instance: InstanceId,
+        /// The request.
+        request: RequestId,
+    },
+    /// Say what a request asks, if the node conducts the instance that answers it or remembers it for another conductor.
+    Find(RequestId),
 }
 
 impl GenerateCall {
-    /// The instance that is asked.
-    pub fn instance(&self) -> InstanceId {
+    /// The instance that is asked, if it is a certain one.
+    pub fn instance(&self) -> Option<InstanceId> {
         match self {
-            Self::Submit(request) => request.instance,
-            Self::Read { instance, .. } | Self::Cancel { instance, .. } => *instance,
+            Self::Submit(request) => Some(request.instance),
+            Self::Read { instance, .. } | Self::Cancel { instance, .. } | Self::Leave { instance, .. } => Some(*instance),
+            Self::Find(_) => None,
         }
     }
 }
@@ -65,6 +75,13 @@ pub enum GenerateReply {
     Chunk(Chunk),
     /// Done.
     Done,
+    /// The request, with its seed and the instance that answers it.
+    Found {
+        /// What it asks.
+        request: Box<GenerateRequest>,
+        /// Tokens of its prompt, if this node conducts its instance; none if it only remembers it.
+        prompt_tokens: Option<u32>,
+    },
 }
 
 /// Why a conductor did not do it.
@@ -86,4 +103,7 @@ pub enum GenerateRefusal {
     /// The instance cannot take requests now.
     #[error("{0}")]
     Unavailable(String),
+    /// Another request has this id.
+    #[error("request {0} is known and asks something else; a new request needs an id of its own")]
+    OtherRequest(RequestId),
 }

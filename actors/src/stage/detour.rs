@@ -209,6 +209,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_messages_are_pinned() {
+        let endpoints = vec![Endpoint::Shm { door: 200 }];
+        let request =
+            DetourRequest { peer: NodeId([7; 32]), endpoints: endpoints.clone(), ticket: Ticket::new(6, [8; 32]), message_bytes_max: 4096 };
+        let bytes = [&[7; 32][..], &[1, 2, 0xc8, 1, 6], &[8; 32], &[0x80, 0x20]].concat();
+        assert_eq!(postcard::to_stdvec(&request).unwrap(), bytes);
+        assert_eq!(postcard::from_bytes::<DetourRequest>(&bytes).unwrap().message_bytes_max, 4096);
+        let reply = |reply: Result<DetourOffer, DetourRefusal>| postcard::to_stdvec(&reply).unwrap();
+        let offer = DetourOffer { endpoints, ticket: Ticket::new(6, [8; 32]) };
+        assert_eq!(reply(Ok(offer)), [&[0, 1, 2, 0xc8, 1, 6][..], &[8; 32]].concat());
+        assert_eq!(reply(Err(DetourRefusal { refused: true, reason: "no".to_owned() })), [1, 1, 2, b'n', b'o']);
+    }
+
     #[tokio::test]
     async fn a_node_that_two_others_reach_passes_their_hop_on() {
         let spawner: Arc<dyn Spawner> = Arc::new(SystemSpawner::new(tokio::runtime::Handle::current()));

@@ -12,10 +12,12 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use shoal_engine::stage::{StageOptions, StageSpec};
-use shoal_transport::path::{self, Expecting, PathCloser};
+use shoal_transport::Effects;
+use shoal_transport::channel::{Inlet, Outlet};
+use shoal_transport::path::{Expecting, PathCloser};
 
 use super::links::{LINK_TIMEOUT, TensorLinks};
-use super::machine::StageMachine;
+use super::machine::{StageFault, StageMachine};
 use super::message::KIND_STEP;
 use super::paid::Paid;
 use super::pipes::StageEvent;
@@ -168,41 +170,49 @@ fn serve(machine: &mut StageMachine, seat: Seat, to: &LinkStage, links: &TensorL
     stop.watch(upstream.closer(), number);
     // Whoever waits for the stage before is not to wait longer when the stage after is gone.
     let before = upstream.closer();
-    let down = down.sender(fence, TensorLinks::options(to.slot_bytes)).map_err(|error| error.to_string())?;
+    let mut down = down.sender(fence, TensorLinks::options(to.slot_bytes)).map_err(|error| error.to_string())?;
     down.when_down(move |_| before.close());
     events(StageEvent::Linked(key));
     let up = upstream.accept(links.effects().after(LINK_TIMEOUT)).map_err(|error| format!("the stage before did not connect: {error}"))?;
-    let up = up.receiver(fence, TensorLinks::options(slot_bytes)).map_err(|error| error.to_string())?;
-    steps(machine, up, down, links, stop)
+    let mut up = up.receiver(fence, TensorLinks::options(slot_bytes)).map_err(|error| error.to_string())?;
+    steps(machine, &mut up, &mut down, links.effects(), || stop.asked()).map_err(|broken| match (&broken, down.down()) {
+        // The end that was noticed last is closed because of the other one.
+        (Broken::Before(_), Some(down)) => Broken::After(down.to_string()).to_string(),
+        _ => broken.to_string(),
+    })
 }
 
+/// Why a stage does no more steps in its place.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error("the stage before is gone: {0}")]
+    Before(String),
+    #[error("the stage before sent a message of unknown kind {0}")]
+    Kind(u8),
+    #[error(transparent)]
+    Step(#[from] StageFault),
+    #[error("the stage after is gone: {0}")]
+    After(String),
+}
+
+/// Takes steps from `up`, runs them and sends on what comes out, until that breaks or `stop` says so.
 fn steps(
     machine: &mut StageMachine,
-    mut up: path::PathReceiver,
-    mut down: path::PathSender,
-    links: &TensorLinks,
-    stop: &Stop,
-) -> Result<(), String> {
-    let effects = links.effects();
+    up: &mut impl Inlet,
+    down: &mut impl Outlet,
+    effects: &Effects,
+    stop: impl Fn() -> bool,
+) -> Result<(), Broken> {
     let mut out = Vec::new();
-    while !stop.asked() {
-        let received = match up.recv(effects.after(IDLE)) {
-            Ok(received) => received,
-            Err(path::RecvError::Deadline) => continue,
-            Err(error) => {
-                return Err(match down.down() {
-                    Some(down) => format!("the stage after is gone: {down}"),
-                    None => format!("the stage before is gone: {error}"),
-                });
-            }
-        };
+    while !stop() {
+        let Some(received) = up.receive(effects.after(IDLE)).map_err(|error| Broken::Before(error.to_string()))? else { continue };
         if received.kind() != KIND_STEP {
-            return Err(format!("the stage before sent a message of unknown kind {}", received.kind()));
+            return Err(Broken::Kind(received.kind()));
         }
-        let kind = machine.step(received.payload(), &mut out).map_err(|fault| fault.to_string())?;
+        let kind = machine.step(received.payload(), &mut out)?;
         // Its slot is free for the next step while this one travels on.
         up.give_back();
-        down.send(kind, &[&out], effects.after(SEND_TIMEOUT)).map_err(|error| format!("the stage after is gone: {error}"))?;
+        down.send(kind, &[&out], effects.after(SEND_TIMEOUT)).map_err(|error| Broken::After(error.to_string()))?;
     }
     Ok(())
 }

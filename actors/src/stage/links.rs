@@ -2,7 +2,7 @@
 //! them, and goes over to another when one fails (`shoal_transport::path`).
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use shoal_transport::Effects;
@@ -10,7 +10,7 @@ use shoal_transport::channel::ChannelOptions;
 use shoal_transport::env::Instant;
 use shoal_transport::link::{Link, LinkOptions};
 use shoal_transport::path::forward::{self, Around, Detour, ForwardError};
-use shoal_transport::path::{self, Direct, Expecting, Failure, Opening, PathOptions, Route, RouteError};
+use shoal_transport::path::{self, Direct, Expecting, Failure, Opening, PathHealth, PathOptions, PathWatch, Route, RouteError};
 use shoal_transport::provider::memory::{MemoryFabric, MemoryProvider, Shape};
 use shoal_transport::provider::{Endpoint, Expected, Provider, ProviderKind, Ticket};
 
@@ -38,6 +38,8 @@ pub struct TensorLinks {
     network: Vec<Arc<dyn Provider>>,
     /// Reaches the nodes that can be asked to pass messages on.
     services: Option<Services>,
+    /// The hops that this node dialled.
+    hops: Arc<Mutex<Vec<(NodeId, PathWatch)>>>,
 }
 
 impl fmt::Debug for TensorLinks {
@@ -61,7 +63,7 @@ impl TensorLinks {
     pub fn new(node: NodeId, effects: Effects, network: Vec<Arc<dyn Provider>>) -> Self {
         let fabric = MemoryFabric::new(&*effects.rng, Shape::default());
         let local = Arc::new(MemoryProvider::new(effects.clone(), &fabric));
-        Self { node, effects, local, network, services: None }
+        Self { node, effects, local, network, services: None, hops: Arc::default() }
     }
 
     /// The same links, and detours over the nodes that `services` is connected to.
@@ -125,7 +127,19 @@ impl TensorLinks {
         }
         let link = LinkOptions::for_payload(slot_bytes);
         let deadline = self.effects.after(LINK_TIMEOUT);
-        path::dial(routes, secret, link, PathOptions::default(), &self.effects, deadline).map_err(|error| failure(error.to_string()))
+        let opening = path::dial(routes, secret, link, PathOptions::default(), &self.effects, deadline);
+        let opening = opening.map_err(|error| failure(error.to_string()))?;
+        let mut hops = self.hops.lock().unwrap_or_else(PoisonError::into_inner);
+        hops.retain(|(_, hop)| !hop.is_over());
+        hops.push((peer, opening.watch()));
+        drop(hops);
+        Ok(opening)
+    }
+
+    /// What carries each of the hops that this node dialled, in the order in which they were.
+    pub fn hops(&self) -> Vec<(NodeId, PathHealth)> {
+        let hops = self.hops.lock().unwrap_or_else(PoisonError::into_inner);
+        hops.iter().filter_map(|(peer, hop)| hop.health().map(|health| (*peer, health))).collect()
     }
 
     /// Makes a single link to `peer`, which expects it. Blocks for at most [`LINK_TIMEOUT`].

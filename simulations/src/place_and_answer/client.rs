@@ -12,7 +12,7 @@ use shoal_actors::env::TextModel;
 use shoal_actors::ids::{InstanceId, NodeId, PlanEpoch, RequestId, Term};
 use shoal_actors::node::{GenerateError, Generation, Piece, Reach};
 use shoal_actors::plan::{Goal, LinkMatrix, PlanRequest, plan};
-use shoal_actors::request::{GenerateRequest, Prompt};
+use shoal_actors::request::{GenerateRequest, Prompt, Unread};
 
 use super::{Stage, model};
 use crate::broken::Broken;
@@ -180,6 +180,8 @@ impl Client {
             max_tokens: Some(most),
             stop: Vec::new(),
             ignore_end: false,
+            unread: Unread::Cancel,
+            shape: String::new(),
         };
         let open = OpenRequest { number: node.number, life: self.life.life, since: self.stage.cluster.world.now() };
         lock(&self.stage.served).open.insert(id, open);

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::plot;
 use crate::cli::output::table;
-use crate::cli::{ApiOption, Failure, Signals, note, say};
+use crate::cli::{ApiOption, Exchange, Failure, Signals, note, say};
 
 /// Rows that wait to be shown.
 const ROWS_WAITING: usize = 64;
@@ -85,14 +85,14 @@ impl BenchLink {
     async fn through_node(&self, peer: &str) -> Result<Rows, Failure> {
         let options = self.options();
         let body = json!({"peer": peer, "sizes": options.sizes, "milliseconds": self.ms});
-        let mut events = self.api.client().events("/v1/shoal/bench/link", body).await?;
+        let mut events =
+            self.api.client().events(Exchange { path: "/v1/shoal/bench/link".to_owned(), body: Some(body), headers: Vec::new() }).await?;
         let (rows, receive) = mpsc::channel(ROWS_WAITING);
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {
                 let row = match event {
-                    Ok(value) => {
-                        serde_json::from_value(value).map_err(|error| Failure::new(format!("the node's answer cannot be read: {error}")))
-                    }
+                    Ok(told) => serde_json::from_value(told.data)
+                        .map_err(|error| Failure::new(format!("the node's answer cannot be read: {error}"))),
                     Err(error) => Err(error.into()),
                 };
                 if rows.send(row).await.is_err() {

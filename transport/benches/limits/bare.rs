@@ -13,7 +13,7 @@ pub(crate) const BIG: usize = 1 << 20;
 /// Buffers of [`BIG`] that are gone through in turn, as a channel goes through its slots.
 pub(crate) const BUFFERS: usize = 4;
 
-/// Memory that both processes have mapped: two words and two payloads, each in lines of their own, and then buffers.
+/// Memory that both processes have mapped: for each side a word with a payload behind it, and then buffers.
 pub(crate) struct Memory {
     map: MmapRaw,
     pub(crate) file: File,
@@ -34,32 +34,44 @@ impl Memory {
         Ok(Self { map: MmapOptions::new().len(4096 + BIG * BUFFERS).populate().map_raw(&file)?, file })
     }
 
-    fn word(&self, side: usize) -> &AtomicU64 {
-        let word = self.map.as_mut_ptr().wrapping_add(side * 256).cast::<AtomicU64>();
+    /// A side's line, and the words behind it.
+    fn word(&self, side: usize, i: usize) -> &AtomicU64 {
+        let word = self.map.as_mut_ptr().wrapping_add(side * 1024 + i * 8).cast::<AtomicU64>();
         // SAFETY: inside of the mapping, which lives as long as `self`, and aligned; both processes use it as an atomic only.
         unsafe { &*word }
     }
 
-    /// Waits for the other side's word.
-    fn wait(&self, side: usize, value: u64) {
-        while self.word(side).load(Ordering::Acquire) != value {
+    /// Shows the other side a value, with so many words that come with it.
+    fn show(&self, side: usize, value: u64, words: usize) {
+        for i in 1..=words {
+            self.word(side, i).store(value, Ordering::Relaxed);
+        }
+        self.word(side, 0).store(value, Ordering::Release);
+    }
+
+    /// Waits for the other side's value and takes what came with it.
+    fn wait(&self, side: usize, value: u64, words: usize) {
+        while self.word(side, 0).load(Ordering::Acquire) != value {
             std::hint::spin_loop();
+        }
+        for i in 1..=words {
+            std::hint::black_box(self.word(side, i).load(Ordering::Relaxed));
         }
     }
 
-    /// Ping-pong of words that count on from `from`.
-    pub(crate) fn first(&self, from: u64, count: u64) {
+    /// Ping-pong of values that count on from `from`, with so many words behind each.
+    pub(crate) fn first(&self, from: u64, count: u64, words: usize) {
         for i in from + 1..=from + count {
-            self.word(0).store(i, Ordering::Release);
-            self.wait(1, i);
+            self.show(0, i, words);
+            self.wait(1, i, words);
         }
     }
 
     /// The other end of [`Memory::first`].
-    pub(crate) fn second(&self, from: u64, count: u64) {
+    pub(crate) fn second(&self, from: u64, count: u64, words: usize) {
         for i in from + 1..=from + count {
-            self.wait(0, i);
-            self.word(1).store(i, Ordering::Release);
+            self.wait(0, i, words);
+            self.show(1, i, words);
         }
     }
 

@@ -37,7 +37,7 @@ struct Ends {
     channels: BTreeMap<&'static str, (Sender, Receiver)>,
     buffer: Vec<u8>,
     message: Vec<u8>,
-    /// Where the bare ping-pong has got to.
+    /// Where the ping-pongs of bare words have got to.
     word: u64,
     _providers: Vec<Arc<dyn Provider>>,
 }
@@ -132,11 +132,12 @@ impl Ends {
         let deadline = soon(&self.effects);
         let mut small = [7; SMALL];
         match how {
-            "bare" => {
+            "word" | "word+64" => {
+                let words = if how == "word" { 0 } else { SMALL / 8 };
                 if first {
-                    self.memory.first(self.word, count);
+                    self.memory.first(self.word, count, words);
                 } else {
-                    self.memory.second(self.word, count);
+                    self.memory.second(self.word, count, words);
                 }
                 self.word += count;
             }
@@ -308,7 +309,7 @@ pub(crate) fn measure(rounds: usize) -> Outcome<Vec<Row>> {
     for _ in 0..rounds {
         let mut note = |key, value| found.entry(key).or_default().push(value);
         for provider in PROVIDERS {
-            let limits: &[&str] = if provider == "shm" { &["bare"] } else { &["blocking", "spinning"] };
+            let limits: &[&str] = if provider == "shm" { &["word", "word+64"] } else { &["blocking", "spinning"] };
             for how in limits.iter().chain(&["link", "channel"]) {
                 note(("ping", provider, *how), round(&mut ends, &mut peer, "ping", how, provider)?);
             }
@@ -324,7 +325,7 @@ pub(crate) fn measure(rounds: usize) -> Outcome<Vec<Row>> {
     let found: BTreeMap<_, f64> = found.into_iter().map(|(key, values)| (key, best(values))).collect();
     let value = |key| found.get(&key).copied().unwrap_or(f64::NAN);
     let mut rows = Vec::new();
-    for (provider, limits, stream) in [("shm", &["bare"][..], "memcpy"), ("tcp", &["blocking", "spinning"], "blocking")] {
+    for (provider, limits, stream) in [("shm", &["word", "word+64"][..], "memcpy"), ("tcp", &["blocking", "spinning"], "blocking")] {
         for what in ["link", "channel"] {
             for limit in limits {
                 let (it, its_limit) = (value(("ping", provider, what)), value(("ping", provider, limit)));

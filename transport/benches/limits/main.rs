@@ -3,6 +3,9 @@
 //! Each thing is measured in many short rounds that alternate with its limit, because other programs disturb both: what is
 //! printed is the best tenth of the rounds, and the ratio of the two.
 //!
+//! Shared memory has two limits for a short message: `word` is the ping-pong of one atomic word, which is all that two processors can
+//! do, and `word+64` that of a word with 64 bytes behind it, always in the same place.
+//!
 //! ```sh
 //! cargo bench --bench limits               # a table
 //! cargo bench --bench limits -- --json     # {"rows": [{"provider", "what", "bytes", "value", "unit", "limit", "ratio"}]}

@@ -2,6 +2,13 @@
 //!
 //! Each message carries its number and a check over all of it, so nothing that is lost, repeated, out of order or damaged
 //! passes. What a process holds is counted in a process that runs one test alone.
+//!
+//! | | memory | shm | tcp | tcp, sealed | uc as Apple's | rc, uc in the guest |
+//! |---|---|---|---|---|---|---|
+//! | cut and made anew, both ways at full speed | here | here | `tcp/tests_faults.rs` | there, on three rails, too | here | `verbs/guest.rs` |
+//! | paused for less and for longer than the silence limit, then killed | one process | here | here | here | `verbs/tests.rs`: a fabric that dies | `verbs/guest.rs` |
+//!
+//! (The paths are those in `provider/`.)
 
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,6 +24,8 @@ use crate::frame::{Fence, payload_crc};
 use crate::link::{CloseReason, Link, LinkOptions, lock};
 use crate::provider::memory::{MemoryFabric, MemoryProvider, Shape};
 use crate::provider::shm::{ShmOptions, ShmProvider};
+use crate::provider::tcp::{Encryption, TcpOptions, TcpProvider};
+use crate::provider::verbs::{Profile, VerbsOptions, apple::AppleFabric, guest};
 use crate::provider::{Endpoint, Provider, Ticket};
 use crate::testing::{effects, soon};
 
@@ -24,6 +33,9 @@ const OPTIONS: ChannelOptions = ChannelOptions { slot_bytes: 40_000, slots: 4 };
 
 /// Links that are cut in one run.
 const CUTS_MAX: u32 = 60;
+
+/// No wait may take longer than this beyond its bound, however loaded the machine is.
+const GRACE: Duration = Duration::from_secs(20);
 
 /// SplitMix64: chance that a seed gives again.
 struct Chance(u64);
@@ -70,7 +82,7 @@ fn check(payload: &[u8], number: u64) {
 }
 
 /// Where the two ends of a channel get their next link.
-struct Exchange {
+pub(crate) struct Exchange {
     near: Box<dyn Provider>,
     far: Box<dyn Provider>,
     effects: Effects,
@@ -81,7 +93,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    fn new(effects: Effects, near: Box<dyn Provider>, far: Box<dyn Provider>) -> Self {
+    pub(crate) fn new(effects: Effects, near: Box<dyn Provider>, far: Box<dyn Provider>) -> Self {
         Self { near, far, effects, newest: Mutex::new(None), done: AtomicUsize::new(0), over: AtomicBool::new(false) }
     }
 
@@ -91,21 +103,32 @@ impl Exchange {
         match &*newest {
             Some(links) if seen.is_none_or(|seen| !Arc::ptr_eq(seen, &links[side])) => Arc::clone(&links[side]),
             _ => {
-                let options = LinkOptions::for_payload(OPTIONS.slot_bytes);
-                let ticket = Ticket::random(&SystemRng);
-                let expected = self.far.expect(&ticket, options).unwrap();
-                let near = self.near.dial(&self.far.endpoints()[0], &ticket, options, soon(&self.effects)).unwrap();
-                let links = newest.insert([near, expected.accept(soon(&self.effects)).unwrap()]);
+                let links = newest.insert(self.make());
                 Arc::clone(&links[side])
             }
         }
     }
 
+    /// A link. A device that has only so many may need a moment until those that ended are gone.
+    fn make(&self) -> [Arc<dyn Link>; 2] {
+        let options = LinkOptions::for_payload(OPTIONS.slot_bytes);
+        let limit = soon(&self.effects);
+        loop {
+            let ticket = Ticket::random(&SystemRng);
+            let expected = self.far.expect(&ticket, options).unwrap();
+            match self.near.dial(&self.far.endpoints()[0], &ticket, options, limit) {
+                Ok(near) => return [near, expected.accept(limit).unwrap()],
+                Err(error) => assert!(self.effects.clock.now() < limit, "no link is to be had any more: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Cuts whatever link is the newest, at a random end, again and again; but not for ever, because on a busy machine links are cut
     /// faster than they are made.
-    fn cut(&self, mut chance: Chance) -> u32 {
+    fn cut(&self, mut chance: Chance, most: u32) -> u32 {
         let mut cuts = 0;
-        while cuts < CUTS_MAX && !self.over.load(Ordering::Acquire) {
+        while cuts < most && !self.over.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_micros(chance.below(6_000)));
             if let Some(links) = &*lock(&self.newest) {
                 cuts += u32::from(links[0].health().closed.is_none());
@@ -170,8 +193,8 @@ impl Exchange {
     }
 }
 
-/// Both directions of one channel, each at full speed, over links that are cut.
-fn cut_links(exchange: &Exchange, seed: u64, count: u64) -> u32 {
+/// Both directions of one channel, each at full speed, over links of which so many at most are cut.
+pub(crate) fn cut_links(exchange: &Exchange, seed: u64, count: u64, most: u32) -> u32 {
     std::thread::scope(|scope| {
         let users: Vec<_> = (0..2)
             .flat_map(|side| {
@@ -186,7 +209,7 @@ fn cut_links(exchange: &Exchange, seed: u64, count: u64) -> u32 {
                 [sending, receiving]
             })
             .collect();
-        let cutting = scope.spawn(|| exchange.cut(Chance(seed)));
+        let cutting = scope.spawn(|| exchange.cut(Chance(seed), most));
         let failed = users.into_iter().filter_map(|user| user.join().err()).count();
         exchange.over.store(true, Ordering::Release);
         let cuts = cutting.join().unwrap();
@@ -216,9 +239,11 @@ fn a_half_that_comes_late_does_not_take_the_channel_back_to_an_old_link() {
     assert_eq!(receiver.recv(soon(&effects)).unwrap().payload(), b"and back");
 }
 
+/// What a link bears where nothing but the end of its peer may end it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 fn shm(effects: &Effects, ring_bytes: usize) -> Box<dyn Provider> {
-    let patience = Duration::from_secs(60);
-    let options = ShmOptions { ring_bytes, silence_max: patience, handshake_max: patience, ..ShmOptions::default() };
+    let options = ShmOptions { ring_bytes, silence_max: PATIENCE, handshake_max: PATIENCE, ..ShmOptions::default() };
     Box::new(ShmProvider::new(effects.clone(), options).unwrap())
 }
 
@@ -235,25 +260,35 @@ fn alone_links_are_cut() {
     let effects = effects();
     let fabric = MemoryFabric::new(&SystemRng, Shape::default());
     let memory = || Box::new(MemoryProvider::new(effects.clone(), &fabric)) as Box<dyn Provider>;
+    let fabric = AppleFabric::default();
+    let apple = |address: &str| {
+        let options = VerbsOptions { silence_max: PATIENCE, handshake_max: PATIENCE, ..VerbsOptions::of(Profile::Uc) };
+        Box::new(fabric.provider(&effects, address, options).unwrap()) as Box<dyn Provider>
+    };
     let run = |seed: u64, kind: u64| {
         let (near, far) = match kind {
             0 => (memory(), memory()),
             1 => (shm(&effects, 4096), shm(&effects, 4096)),
-            _ => (shm(&effects, 1 << 20), shm(&effects, 1 << 20)),
+            2 => (shm(&effects, 1 << 20), shm(&effects, 1 << 20)),
+            _ => (apple("127.0.0.1"), apple("127.0.0.2")),
         };
-        cut_links(&Exchange::new(effects.clone(), near, far), seed, 2_000)
+        cut_links(&Exchange::new(effects.clone(), near, far), seed, 2_000, CUTS_MAX)
     };
     // The first run leaves what a process has once.
     run(0, 1);
     let before = holds();
     for seed in seeds() {
-        for kind in 0..3 {
+        for kind in 0..4 {
             let cuts = run(seed, kind);
             println!("seed {seed}, kind {kind}: {cuts} cuts");
             assert!(cuts > 0, "no link was cut");
         }
     }
-    // Threads are waited for, but the system may take a moment to forget them.
+    holds_again(before);
+}
+
+/// Waits until this process holds no more than it did before: threads are waited for, but the system may take a moment to forget them.
+fn holds_again(before: [usize; 3]) {
     for _ in 0..500 {
         if holds() == before {
             return;
@@ -269,34 +304,100 @@ fn alone(test: &str) -> Command {
     command
 }
 
-#[test]
-fn links_that_are_cut_lose_nothing_and_leave_nothing() {
-    let output = alone("alone_links_are_cut").output().unwrap();
+/// Runs an ignored test in a process of its own, and wants it to pass.
+fn passes_alone(test: &str) {
+    let output = alone(test).output().unwrap();
     assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "it did not run");
 }
 
-/// The other end of [`peers_that_are_paused_or_killed_harm_nobody`].
+#[test]
+fn links_that_are_cut_lose_nothing_and_leave_nothing() {
+    passes_alone("alone_links_are_cut");
+}
+
+/// One end of the links between two processes, of which one is paused and killed: `place` is 0 for that one. It bears little silence.
+fn provider(effects: &Effects, kind: &str, place: usize) -> Box<dyn Provider> {
+    let keepalive_interval = silence(kind) / 20;
+    let tcp = |encryption| {
+        let listen = vec!["127.0.0.1:0".parse().unwrap()];
+        let options = TcpOptions { listen, encryption, keepalive_interval, silence_max: silence(kind), ..TcpOptions::default() };
+        Box::new(TcpProvider::new(effects.clone(), options).unwrap())
+    };
+    match kind {
+        "shm" => {
+            let options = ShmOptions { ring_bytes: 1 << 16, keepalive_interval, silence_max: silence(kind), handshake_max: PATIENCE };
+            Box::new(ShmProvider::new(effects.clone(), options).unwrap())
+        }
+        "tcp" => tcp(Encryption::Never),
+        "sealed" => tcp(Encryption::Always),
+        "rc" => Box::new(guest::provider(effects, Profile::Rc, &guest::addresses()[place], silence(kind))),
+        "uc" => Box::new(guest::provider(effects, Profile::Uc, &guest::addresses()[place], silence(kind))),
+        other => panic!("nobody knows what {other} is"),
+    }
+}
+
+/// What a link of this kind bears. An emulated machine is slow.
+fn silence(kind: &str) -> Duration {
+    Duration::from_millis(if matches!(kind, "rc" | "uc") { 3_000 } else { 800 })
+}
+
+fn written(endpoint: Endpoint) -> String {
+    match endpoint {
+        Endpoint::Shm { door } => format!("{door:x}"),
+        Endpoint::Tcp(address) | Endpoint::Verbs { address } => address.to_string(),
+        other => panic!("{other:?} is of one process"),
+    }
+}
+
+fn read(kind: &str, endpoint: &str) -> Endpoint {
+    match kind {
+        "shm" => Endpoint::Shm { door: u128::from_str_radix(endpoint, 16).unwrap() },
+        "tcp" | "sealed" => Endpoint::Tcp(endpoint.parse().unwrap()),
+        _ => Endpoint::Verbs { address: endpoint.parse().unwrap() },
+    }
+}
+
+fn ticket() -> Ticket {
+    Ticket::new(1, [3; 32])
+}
+
+const LINK: LinkOptions = LinkOptions::for_payload(OPTIONS.slot_bytes);
+
+/// The process that is paused and killed: it sends without end, and dials anew whenever it sees that its link has ended.
 #[test]
 #[ignore = "started by another test, in a process of its own"]
 fn alone_floods() {
     let effects = effects();
-    let words: Vec<u128> =
-        std::env::var("SHOAL_TEST_FLOOD").unwrap().split(' ').map(|word| u128::from_str_radix(word, 16).unwrap()).collect();
-    let provider = shm(&effects, 1 << 16);
-    let options = LinkOptions::for_payload(OPTIONS.slot_bytes);
-    let link = provider.dial(&Endpoint::Shm { door: words[0] }, &ticket(words[1]), options, soon(&effects)).unwrap();
-    let mut sender = sender(link, Fence::default(), OPTIONS, &effects).unwrap();
+    let words = std::env::var("SHOAL_TEST_FLOOD").unwrap();
+    let (kind, endpoint) = words.split_once(' ').unwrap();
+    let endpoint = read(kind, endpoint);
+    let provider = provider(&effects, kind, 0);
+    let dial = || {
+        let limit = soon(&effects);
+        loop {
+            // The other end may not have seen yet that the last link is no more.
+            match provider.dial(&endpoint, &ticket(), LINK, effects.after(silence(kind))) {
+                Ok(link) => return link,
+                Err(error) => assert!(effects.clock.now() < limit, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    let mut sender = sender(dial(), Fence::default(), OPTIONS, &effects).unwrap();
     for number in 0.. {
-        sender.send(1, &[&message(number)], soon(&effects)).unwrap();
+        let message = message(number);
+        while sender.taken() <= number {
+            match sender.send(1, &[&message], soon(&effects)) {
+                Ok(()) => {}
+                Err(SendError::Broken(Broken::Link(_))) => while sender.relink(&dial(), effects.after(silence(kind))).is_err() {},
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 }
 
-fn ticket(id: u128) -> Ticket {
-    Ticket::new(id, [3; 32])
-}
-
-/// A process that floods whoever has this door.
+/// A process that floods whoever expects it.
 struct Flood(Child);
 
 impl Flood {
@@ -312,55 +413,109 @@ impl Drop for Flood {
     }
 }
 
-#[test]
-fn peers_that_are_paused_or_killed_harm_nobody() {
+/// Receives up to message `until`, unless none comes for so long or the link ends.
+fn take(effects: &Effects, number: &mut u64, receiver: &mut Receiver, until: u64, wait: Duration) -> Result<(), RecvError> {
+    while *number < until {
+        let deadline = effects.after(wait);
+        let received = receiver.recv(deadline).map(|received| check(received.payload(), *number));
+        assert!(effects.clock.now() < deadline + GRACE, "a wait went past its bound");
+        received?;
+        *number += 1;
+    }
+    Ok(())
+}
+
+/// Receives what a process sends that is paused a few times, once for longer than its links bear, and killed after some `count` messages.
+pub(crate) fn paused_and_killed(kind: &str, seed: u64, count: u64) {
     let effects = effects();
-    let provider = shm(&effects, 1 << 16);
-    let Endpoint::Shm { door } = provider.endpoints()[0] else { panic!() };
-    for (round, seed) in seeds().into_iter().enumerate() {
-        let id = round as u128 + 1;
-        let expected = provider.expect(&ticket(id), LinkOptions::for_payload(OPTIONS.slot_bytes)).unwrap();
-        let child = alone("alone_floods")
-            .env("SHOAL_TEST_FLOOD", format!("{door:x} {id:x}"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let flood = Flood(child);
-        let link = expected.accept(soon(&effects)).unwrap();
-        let mut receiver = receiver(link, Fence::default(), OPTIONS, &effects).unwrap();
-        let mut chance = Chance(seed);
-        let pauses: Vec<u64> = (0..5).map(|_| chance.below(3_000)).collect();
-        let end = 3_000 + chance.below(1_000);
-        let (mut number, mut killed) = (0, false);
-        let error = loop {
-            match receiver.recv(soon(&effects)) {
-                Ok(received) => {
-                    check(received.payload(), number);
-                    number += 1;
-                }
-                Err(error) => break error,
+    let provider = provider(&effects, kind, 1);
+    let endpoint = written(provider.endpoints()[0]);
+    let accept = || provider.expect(&ticket(), LINK).unwrap().accept(soon(&effects)).unwrap();
+    let child = alone("alone_floods").env("SHOAL_TEST_FLOOD", format!("{kind} {endpoint}")).stdout(Stdio::null()).spawn().unwrap();
+    let flood = Flood(child);
+    let mut receiver = receiver(accept(), Fence::default(), OPTIONS, &effects).unwrap();
+    let mut chance = Chance(seed);
+    let mut pauses: Vec<u64> = (0..4).map(|_| chance.below(count)).collect();
+    pauses.sort_unstable();
+    pauses.dedup();
+    let long = pauses[chance.below(pauses.len() as u64) as usize];
+    let end = count + chance.below(count / 4);
+    let (mut number, mut moves) = (0, 0);
+    let take = |number: &mut u64, receiver: &mut Receiver, until: u64, wait: Duration| take(&effects, number, receiver, until, wait);
+    for (until, pause) in pauses.iter().map(|pause| (*pause, true)).chain([(end, false)]) {
+        loop {
+            match take(&mut number, &mut receiver, until, PATIENCE) {
+                Ok(()) => break,
+                // On a machine that is busy enough a process is silent for too long although nobody pauses it.
+                Err(RecvError::Broken(Broken::Link(_))) => receiver.relink(&accept()).unwrap(),
+                Err(error) => panic!("{error}"),
             }
-            if number >= end && !killed {
-                killed = true;
-                // In the middle of whatever it is writing.
-                flood.signal(Signal::KILL);
-            } else if pauses.contains(&number) {
-                flood.signal(Signal::STOP);
-                let short = effects.after(Duration::from_millis(30));
-                // What it had sent is received, and then nothing comes, for no longer than was asked for.
-                let stopped = loop {
-                    match receiver.recv(short) {
-                        Ok(received) => check(received.payload(), number),
-                        Err(error) => break error,
-                    }
-                    number += 1;
-                };
-                assert_eq!(stopped, RecvError::Deadline);
+        }
+        if !pause {
+            continue;
+        }
+        flood.signal(Signal::STOP);
+        if until == long {
+            // It is missed, which ends the link; and the process that wakes up finds its link ended and makes another.
+            let ended = |missed| match missed {
+                Err(RecvError::Broken(Broken::Link(reason))) => reason,
+                other => panic!("{other:?}"),
+            };
+            let mut reason = ended(take(&mut number, &mut receiver, u64::MAX, PATIENCE));
+            // Or it had ended by itself, on a machine that is very busy.
+            while !matches!(reason, CloseReason::Silent { .. } | CloseReason::Stalled) {
                 flood.signal(Signal::CONT);
+                receiver.relink(&accept()).unwrap();
+                flood.signal(Signal::STOP);
+                reason = ended(take(&mut number, &mut receiver, u64::MAX, PATIENCE));
             }
-        };
-        assert_eq!(error, RecvError::Broken(Broken::Link(CloseReason::Peer)));
-        assert!(number >= end);
+            std::thread::sleep(silence(kind) / 2);
+            flood.signal(Signal::CONT);
+            receiver.relink(&accept()).unwrap();
+            moves += 1;
+        } else {
+            // What it had sent is received, and then nothing comes, for no longer than was asked for.
+            let nothing = take(&mut number, &mut receiver, u64::MAX, silence(kind) / 20);
+            assert!(matches!(nothing, Err(RecvError::Deadline | RecvError::Broken(Broken::Link(_)))), "{nothing:?}");
+            flood.signal(Signal::CONT);
+        }
+    }
+    // In the middle of whatever it is writing.
+    flood.signal(Signal::KILL);
+    let error = take(&mut number, &mut receiver, u64::MAX, PATIENCE).unwrap_err();
+    assert!(matches!(error, RecvError::Broken(Broken::Link(CloseReason::Peer | CloseReason::Silent { .. }))), "{error}");
+    assert!(moves == 1 && number >= end);
+}
+
+#[test]
+#[ignore = "started by another test, in a process of its own"]
+fn alone_peers_are_paused_and_killed() {
+    // The first run leaves what a process has once.
+    paused_and_killed("shm", 0, 40);
+    let before = holds();
+    for (seed, kind) in seeds().into_iter().zip(["shm", "tcp", "sealed"]) {
+        println!("{kind}: seed {seed}");
+        paused_and_killed(kind, seed, 3_000);
+    }
+    holds_again(before);
+}
+
+#[test]
+fn peers_that_are_paused_or_killed_harm_nobody_and_leave_nothing() {
+    passes_alone("alone_peers_are_paused_and_killed");
+}
+
+/// The same for longer, by hand and in the long checks.
+#[test]
+#[ignore = "takes minutes: run by .ci/full"]
+fn long_faults() {
+    for _ in 0..4 {
+        passes_alone("alone_links_are_cut");
+    }
+    for kind in ["shm", "tcp", "sealed"] {
+        for seed in seeds() {
+            println!("{kind}: seed {seed}");
+            paused_and_killed(kind, seed, 10_000);
+        }
     }
 }

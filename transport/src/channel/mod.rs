@@ -17,14 +17,18 @@
 //! # Ok(()) }
 //! ```
 //!
+//! [`Outlet`] and [`Inlet`] are what the two ends can do, of this channel and of one that outlives its links
+//! ([`path`](crate::path)).
+//!
 //! The protocol is [`machine`], which simulations and tests drive by hand. Around it, [`Sender`] and [`Receiver`] belong to the
 //! threads that use them, and a thread that waits in one of them takes frames off the link itself (`turn`): nobody has to be woken
 //! for it. Where none has waited for a while, a thread of the channel does so, so that grants are taken and keep-alives
 //! answered whatever the user is at.
 
+mod ends;
 #[cfg(test)]
 #[cfg(target_os = "linux")]
-mod faults;
+pub(crate) mod faults;
 mod grant;
 pub mod machine;
 mod receiver;
@@ -37,6 +41,7 @@ mod turn;
 
 use std::sync::{Arc, Weak};
 
+pub use ends::{Inlet, Outlet};
 pub use grant::{GRANT_BYTES, Grant};
 pub use machine::{Counters, RearmError, Violation};
 pub use receiver::{Received, Receiver, RecvError};

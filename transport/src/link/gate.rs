@@ -1,96 +1,44 @@
 //! A lock that is waited for with a deadline.
 //!
 //! It guards the sending half of a connection, which a thread may hold for as long as its own deadline allows; the next
-//! one must not wait past its own.
+//! one must not wait past its own. Coming and going cost an atomic operation each, if nobody waits: on shared memory a message takes
+//! hardly longer than a handful of them.
 
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};
+use parking_lot::{Mutex, MutexGuard};
 
-use super::{lock, nap};
+use super::nap;
 use crate::env::{Clock, Instant};
 
 /// Holds a value that one thread uses at a time.
-pub(crate) struct Gate<T> {
-    value: Mutex<T>,
-    /// Threads that wait. Only if there are any does who leaves call the system.
-    waiting: AtomicUsize,
-    waiters: Mutex<()>,
-    left: Condvar,
-}
+pub(crate) struct Gate<T>(Mutex<T>);
 
 /// The value, on loan. Dropping it gives it back.
-pub(crate) struct Pass<'a, T> {
-    gate: &'a Gate<T>,
-    value: Option<MutexGuard<'a, T>>,
-}
+pub(crate) type Pass<'a, T> = MutexGuard<'a, T>;
 
 impl<T> Gate<T> {
-    pub(crate) fn new(value: T) -> Self {
-        Self { value: Mutex::new(value), waiting: AtomicUsize::new(0), waiters: Mutex::new(()), left: Condvar::new() }
+    pub(crate) const fn new(value: T) -> Self {
+        Self(Mutex::new(value))
     }
 
     /// The value, if nobody has it.
+    #[inline]
     pub(crate) fn try_enter(&self) -> Option<Pass<'_, T>> {
-        let value = match self.value.try_lock() {
-            Ok(value) => value,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        Some(Pass { gate: self, value: Some(value) })
+        self.0.try_lock()
     }
 
     /// The value, once nobody has it; none if that takes until `deadline`.
+    #[inline]
     pub(crate) fn enter(&self, clock: &dyn Clock, deadline: Instant) -> Option<Pass<'_, T>> {
-        if let Some(pass) = self.try_enter() {
-            return Some(pass);
-        }
-        let mut waiters = lock(&self.waiters);
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        let pass = loop {
-            // Either this sees that the value is free, or who has it sees that somebody waits.
-            fence(Ordering::SeqCst);
-            if let Some(pass) = self.try_enter() {
-                break Some(pass);
+        self.try_enter().or_else(|| self.wait(clock, deadline))
+    }
+
+    #[cold]
+    fn wait(&self, clock: &dyn Clock, deadline: Instant) -> Option<Pass<'_, T>> {
+        loop {
+            let wait = nap(clock.now(), deadline)?;
+            if let Some(pass) = self.0.try_lock_for(wait) {
+                return Some(pass);
             }
-            let Some(wait) = nap(clock.now(), deadline) else { break None };
-            waiters = match self.left.wait_timeout(waiters, wait) {
-                Ok((waiters, _)) => waiters,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
-        };
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        pass
-    }
-}
-
-impl<T> std::ops::Deref for Pass<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        match &self.value {
-            Some(value) => value,
-            None => unreachable!("taken only by drop"),
-        }
-    }
-}
-
-impl<T> std::ops::DerefMut for Pass<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        match &mut self.value {
-            Some(value) => value,
-            None => unreachable!("taken only by drop"),
-        }
-    }
-}
-
-impl<T> Drop for Pass<'_, T> {
-    fn drop(&mut self) {
-        self.value = None;
-        fence(Ordering::SeqCst);
-        if self.gate.waiting.load(Ordering::SeqCst) > 0 {
-            // Whoever waits has this lock until it sleeps.
-            drop(lock(&self.gate.waiters));
-            self.gate.left.notify_one();
         }
     }
 }

@@ -49,14 +49,15 @@ impl Vitals {
         lock(&self.ended).clone().unwrap_or(CloseReason::Peer)
     }
 
-    /// A message of so many bytes was taken for sending.
+    /// A message of so many bytes was taken for sending. Said by whoever has the sending half of the link, so that adding need not lock
+    /// the processor's bus.
     pub(crate) fn sent(&self, bytes: usize) {
-        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.sent.store(self.sent.load(Ordering::Relaxed).wrapping_add(bytes as u64), Ordering::Relaxed);
     }
 
-    /// A message of so many bytes was received.
+    /// A message of so many bytes was received. Said by whoever has the receiving half.
     pub(crate) fn received(&self, bytes: usize) {
-        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.received.store(self.received.load(Ordering::Relaxed).wrapping_add(bytes as u64), Ordering::Relaxed);
     }
 
     /// Something came from the peer.

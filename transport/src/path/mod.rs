@@ -40,7 +40,7 @@ pub mod tickets;
 mod wire;
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 pub use accepting::{Expecting, expect};
 pub use dialling::dial;
@@ -155,9 +155,30 @@ impl Opening {
         PathHealth::of(&self.hop)
     }
 
+    /// A handle with which others can look at the hop.
+    pub fn watch(&self) -> PathWatch {
+        PathWatch(Arc::downgrade(&self.hop))
+    }
+
     /// A handle with which another thread can end the hop.
     pub fn closer(&self) -> PathCloser {
         PathCloser::new(&self.hop)
+    }
+}
+
+/// Looks at a hop from anywhere, without keeping it.
+#[derive(Debug, Clone)]
+pub struct PathWatch(Weak<Hop>);
+
+impl PathWatch {
+    /// Which link carries the hop, and what it knows of itself; none while there is none.
+    pub fn health(&self) -> Option<PathHealth> {
+        self.0.upgrade().filter(|hop| hop.down().is_none()).and_then(|hop| PathHealth::of(&hop))
+    }
+
+    /// Whether the hop is no more.
+    pub fn is_over(&self) -> bool {
+        self.0.upgrade().is_none_or(|hop| hop.down().is_some())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::hop::{Hop, PathCloser, Waited};
 use super::{Down, FLAG_LAST, Keeper, PathHealth};
-use crate::channel::{self, Received, Receiver};
+use crate::channel::{self, Inlet, Received, Receiver};
 use crate::env::Instant;
 use crate::frame::Fence;
 use crate::link::lock;
@@ -105,6 +105,22 @@ impl PathReceiver {
     /// A handle with which another thread can end the hop.
     pub fn closer(&self) -> PathCloser {
         PathCloser::new(&self.hop)
+    }
+}
+
+impl Inlet for PathReceiver {
+    type Error = RecvError;
+
+    fn receive(&mut self, deadline: Instant) -> Result<Option<Received<'_>>, RecvError> {
+        match self.recv(deadline) {
+            Ok(received) => Ok(Some(received)),
+            Err(RecvError::Deadline) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn give_back(&mut self) {
+        Self::give_back(self);
     }
 }
 

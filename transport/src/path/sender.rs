@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::hop::{Hop, PathCloser, Waited};
 use super::{Down, FLAG_LAST, Keeper, PathHealth};
-use crate::channel::{self, RelinkError, Sender};
+use crate::channel::{self, Outlet, RelinkError, Sender};
 use crate::env::Instant;
 use crate::frame::Fence;
 use crate::link::lock;
@@ -178,6 +178,18 @@ impl PathSender {
     /// A handle with which another thread can end the hop.
     pub fn closer(&self) -> PathCloser {
         PathCloser::new(&self.hop)
+    }
+}
+
+impl Outlet for PathSender {
+    type Error = SendError;
+
+    fn send(&mut self, kind: u8, parts: &[&[u8]], deadline: Instant) -> Result<(), SendError> {
+        Self::send(self, kind, parts, deadline)
+    }
+
+    fn flush(&mut self, deadline: Instant) -> Result<(), SendError> {
+        Self::flush(self, deadline)
     }
 }
 

@@ -9,6 +9,8 @@ mod expected;
 mod handshake;
 mod links;
 pub mod memory;
+#[cfg(unix)]
+mod reception;
 #[cfg(target_os = "linux")]
 pub mod shm;
 pub mod tcp;

@@ -217,7 +217,7 @@ fn alone_without_wake_ups() {
 
 #[test]
 fn without_wake_ups_one_waits_for_ever() {
-    crate::testing::finds_deadlock("channel::turn::model::alone_without_wake_ups");
+    crate::testing::finds("channel::turn::model::alone_without_wake_ups", "deadlock");
 }
 
 #[test]

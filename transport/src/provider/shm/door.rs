@@ -193,7 +193,7 @@ impl Making {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a full queue of a real socket gives no event to wait for")]
-pub(super) fn wait_for(pause: Duration) {
+fn wait_for(pause: Duration) {
     std::thread::sleep(pause);
 }
 

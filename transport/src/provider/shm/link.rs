@@ -1,8 +1,9 @@
 //! A link through a segment of shared memory.
 //!
-//! The bytes of a lane are cut into records, as on a TCP connection: `length u32 │ kind u8 │ zero 3`, little-endian, then
-//! `length` bytes; a message, a keep-alive or its echo. A record that the ring can hold is written whole or not at all;
-//! a longer one flows through while it is read.
+//! The head of a record is what the prefix is on a TCP connection: `length u32 │ kind u8 │ zero 3`, little-endian. It is that of a message,
+//! a keep-alive or its echo. A long message is cut into pieces, so that one end reads while the other writes: the head of the first
+//! has the length of the whole message, those of the others have their own. A message that the ring can hold is begun only if it
+//! can be ended; a longer one flows through while it is read.
 //!
 //! Whoever waits spins a little and then sleeps on its bell and on the socket that the link
 //! was made over. Nothing is said on that socket any more: it ends when the other process does, however it does.
@@ -22,16 +23,22 @@ use crate::link::{CloseReason, Gate, Link, LinkHealth, RecvError, SendError, Vit
 use crate::provider::ProviderKind;
 use crate::provider::links::Living;
 
-const PREFIX_BYTES: usize = 8;
+const HEAD_BYTES: usize = 8;
 const STAMP_BYTES: usize = 8;
-const NOTE_BYTES: usize = PREFIX_BYTES + STAMP_BYTES;
 
 const MESSAGE: u8 = 1;
 const PING: u8 = 2;
 const PONG: u8 = 3;
+/// A piece of a message that is not its first.
+const MORE: u8 = 4;
 
-/// A long message is shown to the reader, and its room given back to the writer, in pieces of this size.
+/// Pieces of long messages take this much of the ring, if that is no more than a quarter of it.
 const PIECE_BYTES: usize = 128 * 1024;
+
+/// Bytes of a message that lie in one piece, in a ring of so many bytes.
+const fn piece_bytes(ring: usize) -> usize {
+    (if ring / 4 < PIECE_BYTES { ring / 4 } else { PIECE_BYTES }) - HEAD_BYTES
+}
 
 /// How often a wait looks again before it sleeps: at most, where that has paid; at least, to find out whether it does.
 const SPINS_MAX: u32 = 4_000;
@@ -155,9 +162,14 @@ pub(super) struct Parts {
     pub(super) limits: [u32; 2],
 }
 
-fn prefix(length: u32, kind: u8) -> [u8; PREFIX_BYTES] {
-    let [a, b, c, d] = length.to_le_bytes();
-    [a, b, c, d, kind, 0, 0, 0]
+/// A head.
+const fn head(length: u32, kind: u8) -> u64 {
+    length as u64 | (kind as u64) << 32
+}
+
+/// What a head says: length, kind, and whether the rest is as it has to be.
+fn read_head(head: u64) -> (usize, u8, bool) {
+    (head as u32 as usize, (head >> 32) as u8, head >> 40 == 0)
 }
 
 impl ShmLink {
@@ -192,7 +204,7 @@ impl ShmLink {
     }
 
     fn scribbled(&self, _: Scribbled) -> CloseReason {
-        self.misbehaved("its counts in shared memory are impossible".to_owned())
+        self.misbehaved("what it put into shared memory is impossible".to_owned())
     }
 
     /// Sleeps on a bell. Notes if the peer is gone; what it wrote before is still there.
@@ -217,23 +229,24 @@ impl ShmLink {
 
     /// Sends a short record if there is room for it now.
     fn note(&self, kind: u8, stamp: u64) {
-        let Some(mut writer) = self.writer.try_enter() else { return };
-        let writer = &mut writer.ring;
-        if writer.room().is_ok_and(|room| room >= NOTE_BYTES) {
-            writer.write(&prefix(STAMP_BYTES as u32, kind));
-            writer.write(&stamp.to_le_bytes());
-            self.show(writer);
+        let Some(mut sending) = self.writer.try_enter() else { return };
+        let ring = &mut sending.ring;
+        if ring.has_room(Writer::<Segment>::takes(STAMP_BYTES)).is_ok_and(|room| room) {
+            ring.write(&stamp.to_le_bytes());
+            self.show(ring, head(STAMP_BYTES as u32, kind));
         }
     }
 
     /// Publishes what was written.
-    fn show(&self, writer: &mut Writer) {
-        if writer.publish() {
+    #[inline]
+    fn show(&self, ring: &mut Writer, head: u64) {
+        if ring.publish(head) {
             self.bells.peer_bytes.ring();
         }
     }
 
-    /// Waits until the ring has room for `bytes`, which it can hold.
+    /// Waits until records can take `bytes` of the ring, which it can hold.
+    #[inline]
     fn await_room(&self, sending: &mut Sending, bytes: usize, deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
         let Sending { ring: writer, patience } = sending;
         let mut wait = Wait::default();
@@ -255,86 +268,109 @@ impl ShmLink {
                 blocked();
             }
             writer.will_wait();
-            if writer.room().map_err(|odd| self.scribbled(odd))? < bytes {
+            if !writer.has_room(bytes).map_err(|odd| self.scribbled(odd))? {
                 self.sleep(&self.bells.room, nap)?;
             }
         }
     }
 
-    /// Writes a piece of a record that has begun, for which there may be no room yet.
-    fn write_on(&self, sending: &mut Sending, mut bytes: &[u8], deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
-        while !bytes.is_empty() {
-            let mut room = sending.ring.room().map_err(|odd| self.scribbled(odd))?;
-            if room == 0 {
-                self.show(&mut sending.ring);
-                let some = bytes.len().min(PIECE_BYTES).min(sending.ring.ring_bytes() / 2);
-                self.await_room(sending, some, deadline, blocked).map_err(|error| match error {
-                    // The peer has seen its beginning.
-                    SendError::Deadline => self.end(CloseReason::Stalled).into(),
-                    other => other,
-                })?;
-                room = sending.ring.room().map_err(|odd| self.scribbled(odd))?;
-            }
-            let (now, later) = bytes.split_at(bytes.len().min(room).min(PIECE_BYTES));
-            sending.ring.write(now);
-            if sending.ring.unpublished() >= PIECE_BYTES {
-                self.show(&mut sending.ring);
-            }
-            bytes = later;
-        }
-        Ok(())
-    }
-
-    fn send_record(&self, parts: &[&[u8]], deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
+    fn send_message(&self, parts: &[&[u8]], deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let length = u32::try_from(bytes).ok().filter(|_| bytes <= self.send_max);
         let Some(length) = length else { return Err(SendError::TooLong { bytes, limit: self.send_max }) };
         let Some(mut sending) = self.writer.enter(&*self.clock, deadline) else { return Err(SendError::Deadline) };
         let sending = &mut *sending;
-        let record = PREFIX_BYTES + bytes;
-        let ring = sending.ring.ring_bytes();
-        // A long one begins when it can make some way at once.
-        let whole = record <= ring - ring / OWED_PART;
-        self.await_room(sending, if whole { record } else { ring / 2 }, deadline, blocked)?;
-        sending.ring.write(&prefix(length, MESSAGE));
-        for part in parts {
-            if whole && record <= PIECE_BYTES {
+        if bytes <= piece_bytes(sending.ring.ring_bytes()) {
+            self.await_room(sending, Writer::<Segment>::takes(bytes), deadline, blocked)?;
+            for part in parts {
                 sending.ring.write(part);
-            } else {
-                self.write_on(sending, part, deadline, blocked)?;
             }
+            self.show(&mut sending.ring, head(length, MESSAGE));
+        } else {
+            self.send_pieces(sending, parts, length, deadline, blocked)?;
         }
-        self.show(&mut sending.ring);
         self.vitals.sent(bytes);
         Ok(())
     }
 
-    /// Waits until `bytes` can be read, or until it is called off.
-    fn await_bytes(&self, receiving: &mut Receiving, bytes: usize, deadline: Instant, may_be_called_off: bool) -> Result<usize, RecvError> {
-        if receiving.ring.known() >= bytes {
-            return Ok(receiving.ring.known());
+    /// Sends a message that is longer than a piece.
+    fn send_pieces(
+        &self,
+        sending: &mut Sending,
+        parts: &[&[u8]],
+        length: u32,
+        deadline: Instant,
+        blocked: &mut dyn FnMut(),
+    ) -> Result<(), SendError> {
+        let ring = sending.ring.ring_bytes();
+        let piece = piece_bytes(ring);
+        let mut left = length as usize;
+        let takes = |bytes: usize| Writer::<Segment>::takes(bytes);
+        let (pieces, rest) = (left / piece, left % piece);
+        let all = pieces.saturating_mul(takes(piece)).saturating_add(if rest > 0 { takes(rest) } else { 0 });
+        let whole = all <= ring - ring / OWED_PART - takes(0);
+        // A longer one begins when it can make some way at once.
+        self.await_room(sending, if whole { all } else { ring / 2 }, deadline, blocked)?;
+        let (mut shown_as, mut missing) = (head(length, MESSAGE), piece);
+        for part in parts {
+            let mut part = *part;
+            while !part.is_empty() {
+                let (now, later) = part.split_at(part.len().min(missing));
+                sending.ring.write(now);
+                missing -= now.len();
+                part = later;
+                if missing > 0 {
+                    continue;
+                }
+                self.show(&mut sending.ring, shown_as);
+                left -= piece.min(left);
+                missing = piece.min(left);
+                shown_as = head(u32::try_from(missing).unwrap_or(0), MORE);
+                if missing > 0 && !whole {
+                    self.await_room(sending, takes(missing), deadline, blocked).map_err(|error| match error {
+                        // The peer has seen its beginning.
+                        SendError::Deadline => self.end(CloseReason::Stalled).into(),
+                        other => other,
+                    })?;
+                }
+            }
         }
-        if receiving.ring.owed() > 0 {
-            self.give_back(receiving);
+        Ok(())
+    }
+
+    /// Waits for a record, or until it is called off, and gives its head.
+    #[inline]
+    fn await_record(&self, receiving: &mut Receiving, deadline: Instant, may_be_called_off: bool) -> Result<u64, RecvError> {
+        match receiving.ring.head().map_err(|odd| self.scribbled(odd))? {
+            0 => self.wait_for_record(receiving, deadline, may_be_called_off),
+            head => {
+                receiving.quiet_since = None;
+                Ok(head)
+            }
         }
+    }
+
+    fn wait_for_record(&self, receiving: &mut Receiving, deadline: Instant, may_be_called_off: bool) -> Result<u64, RecvError> {
+        receiving.ring.give_back_small();
         let mut wait = Wait::default();
-        let before = receiving.ring.known();
         loop {
             // What the peer wrote before it went is still to be had, so whether it went is looked at first.
             let ended = self.vitals.has_ended();
-            let ready = receiving.ring.ready().map_err(|odd| self.scribbled(odd))?;
-            if ready > before || ready >= bytes {
+            let head = receiving.ring.head().map_err(|odd| self.scribbled(odd))?;
+            if head != 0 {
                 receiving.quiet_since = None;
-            }
-            if ready >= bytes {
                 receiving.patience.over(&wait, &*self.clock);
-                return Ok(ready);
+                return Ok(head);
             }
             if ended {
                 return Err(self.vitals.reason().into());
             }
             if receiving.patience.spin(&mut wait) {
                 continue;
+            }
+            // The writing end counts on all room while this one sleeps.
+            if receiving.ring.owed() > 0 {
+                self.give_back(receiving);
             }
             let now = self.clock.now();
             let silence = now.since(*receiving.quiet_since.get_or_insert(now));
@@ -354,7 +390,7 @@ impl ShmLink {
                 self.note_heard(receiving, Some(now));
             }
             receiving.ring.will_wait();
-            if receiving.ring.ready().map_err(|odd| self.scribbled(odd))? < bytes {
+            if receiving.ring.head().map_err(|odd| self.scribbled(odd))? == 0 {
                 self.sleep(&self.bells.bytes, nap)?;
             }
         }
@@ -374,29 +410,41 @@ impl ShmLink {
         }
     }
 
-    /// Reads the rest of a message whose prefix was read.
-    fn read_body(&self, receiving: &mut Receiving, body: &mut [u8]) -> Result<(), RecvError> {
-        if receiving.ring.known() >= body.len() && body.len() <= PIECE_BYTES {
-            receiving.ring.read(body);
+    /// Reads a message whose head was seen.
+    #[inline]
+    fn read_message(&self, receiving: &mut Receiving, message: &mut [u8]) -> Result<(), RecvError> {
+        let piece = piece_bytes(receiving.ring.ring_bytes());
+        if message.len() <= piece {
+            receiving.ring.read(message).map_err(|odd| self.scribbled(odd))?;
         } else {
-            // A message that has begun is finished, or the link ends. What bounds the wait is the silence limit and the
-            // slowest rate that is worth waiting for.
-            let slowest = Duration::from_millis(u64::try_from(body.len()).unwrap_or(u64::MAX) / (RATE_MIN / 1000));
-            let deadline = self.clock.now() + slowest + self.silence_max * 2;
-            let mut got = 0;
-            while got < body.len() {
-                let ready = self.await_bytes(receiving, 1, deadline, false).map_err(|error| match error {
-                    RecvError::Deadline => self.end(CloseReason::Stalled).into(),
-                    other => other,
-                })?;
-                let piece = ready.min(body.len() - got).min(PIECE_BYTES);
-                receiving.ring.read(&mut body[got..got + piece]);
-                self.give_back(receiving);
-                got += piece;
-            }
+            self.read_pieces(receiving, message, piece)?;
         }
         // The writing end counts on all but this part.
         if receiving.ring.owed() > receiving.ring.ring_bytes() / OWED_PART {
+            self.give_back(receiving);
+        }
+        Ok(())
+    }
+
+    fn read_pieces(&self, receiving: &mut Receiving, message: &mut [u8], piece: usize) -> Result<(), RecvError> {
+        // A message that has begun is finished, or the link ends. What bounds the wait is the silence limit and the
+        // slowest rate that is worth waiting for.
+        let slowest = Duration::from_millis(u64::try_from(message.len()).unwrap_or(u64::MAX) / (RATE_MIN / 1000));
+        let deadline = self.clock.now() + slowest + self.silence_max * 2;
+        for (i, piece) in message.chunks_mut(piece).enumerate() {
+            if i > 0 {
+                let found = self.await_record(receiving, deadline, false).map_err(|error| match error {
+                    RecvError::Deadline => self.end(CloseReason::Stalled).into(),
+                    other => other,
+                })?;
+                let expected = head(u32::try_from(piece.len()).unwrap_or(0), MORE);
+                if found != expected {
+                    return Err(self
+                        .misbehaved(format!("the head of a message's piece is {found:016x} instead of {expected:016x}"))
+                        .into());
+                }
+            }
+            receiving.ring.read(piece).map_err(|odd| self.scribbled(odd))?;
             self.give_back(receiving);
         }
         Ok(())
@@ -431,11 +479,11 @@ impl Link for ShmLink {
     }
 
     fn send(&self, parts: &[&[u8]], deadline: Instant) -> Result<(), SendError> {
-        self.send_record(parts, deadline, &mut || {})
+        self.send_message(parts, deadline, &mut || {})
     }
 
     fn send_or_tell(&self, parts: &[&[u8]], deadline: Instant, blocked: &mut dyn FnMut()) -> Result<(), SendError> {
-        self.send_record(parts, deadline, blocked)
+        self.send_message(parts, deadline, blocked)
     }
 
     fn calls_off(&self) -> bool {
@@ -458,31 +506,28 @@ impl Link for ShmLink {
             }
         }
         loop {
-            self.await_bytes(receiving, PREFIX_BYTES, deadline, true)?;
-            let mut prefix = [0; PREFIX_BYTES];
-            receiving.ring.read(&mut prefix);
+            let head = self.await_record(receiving, deadline, true)?;
             receiving.unheard += 1;
             if receiving.unheard >= HEARD_EVERY {
                 self.note_heard(receiving, None);
             }
-            let bytes = u32::from_le_bytes([prefix[0], prefix[1], prefix[2], prefix[3]]) as usize;
-            match (prefix[4], prefix[5..] == [0; 3]) {
-                (MESSAGE, true) => {
+            match read_head(head) {
+                (bytes, MESSAGE, true) => {
                     let limit = buffer.len().min(self.receive_max);
                     if bytes > limit {
                         let what = format!("a message of {bytes} bytes is announced where at most {limit} are agreed");
                         return Err(self.misbehaved(what).into());
                     }
-                    self.read_body(receiving, &mut buffer[..bytes])?;
+                    self.read_message(receiving, &mut buffer[..bytes])?;
                     self.vitals.received(bytes);
                     return Ok(bytes);
                 }
-                (kind @ (PING | PONG), true) if bytes == STAMP_BYTES => {
+                (STAMP_BYTES, kind @ (PING | PONG), true) => {
                     let mut stamp = [0; STAMP_BYTES];
-                    self.read_body(receiving, &mut stamp)?;
+                    self.read_message(receiving, &mut stamp)?;
                     self.note_arrived(kind, u64::from_le_bytes(stamp));
                 }
-                (kind, _) => {
+                (bytes, kind, _) => {
                     let what = format!("a record of kind {kind} and {bytes} bytes is none that this version knows");
                     return Err(self.misbehaved(what).into());
                 }

@@ -23,21 +23,17 @@ mod tests;
 pub(crate) mod window;
 
 use std::fmt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::links::{Links, Living};
+use super::reception::Reception;
 use super::{Capabilities, Desk, DialError, Endpoint, ExpectError, Expected, Provider, ProviderKind, StartError, Ticket};
 use crate::Effects;
 use crate::env::{Instant, Join};
-use crate::link::{CloseReason, Link, LinkOptions, lock};
+use crate::link::{Link, LinkOptions, lock};
 use door::{KIND, Making};
 use link::ShmLink;
-
-/// Newcomers that are heard at a time. Further ones wait in the socket's queue.
-const NEWCOMERS_MAX: usize = 16;
 
 /// How the provider is set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,11 +69,7 @@ struct Shared {
     making: Making,
     desk: Arc<Desk>,
     door: u128,
-    keepalive_interval: Duration,
-    links: Links<ShmLink>,
-    newcomers: AtomicUsize,
-    stop: AtomicBool,
-    stopped: (Mutex<()>, Condvar),
+    reception: Arc<Reception<ShmLink>>,
 }
 
 impl ShmProvider {
@@ -105,89 +97,21 @@ impl ShmProvider {
             silence_max: options.silence_max,
             handshake_max: options.handshake_max,
         };
-        let shared = Arc::new(Shared {
-            making,
-            desk,
-            door,
-            keepalive_interval: options.keepalive_interval.max(Duration::from_millis(1)),
-            links: Links::default(),
-            newcomers: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            stopped: Default::default(),
-        });
+        let reception = Reception::new("shm", Arc::clone(&effects.spawner));
+        let shared = Arc::new(Shared { making, desk, door, reception });
         // From here on dropping the provider ends what has been started.
         let provider = Self { shared: Arc::clone(&shared), running: Mutex::default() };
         let mut running = lock(&provider.running);
-        let taking = Arc::clone(&shared);
-        let accept = effects.spawner.thread("shm accept".to_owned(), Box::new(move || taking.take_in(&listener)));
-        running.push(accept.map_err(StartError::Thread)?);
-        let pinging = effects.spawner.thread("shm keep-alive".to_owned(), Box::new(move || shared.keep_alive()));
-        running.push(pinging.map_err(StartError::Thread)?);
+        let reception = Arc::clone(&shared.reception);
+        let hear = move |stream| {
+            shared.making.answer(stream, &shared.desk, &|link| {
+                shared.reception.keep(link);
+            })
+        };
+        running.push(reception.take_in(move || Ok(listener.accept()?.0), hear).map_err(StartError::Thread)?);
+        running.push(reception.keep_alive(options.keepalive_interval, ShmLink::ping).map_err(StartError::Thread)?);
         drop(running);
         Ok(provider)
-    }
-}
-
-impl Shared {
-    fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
-    }
-
-    /// Hands newcomers to threads of their own until the provider stops.
-    fn take_in(self: Arc<Self>, listener: &UnixListener) {
-        while !self.is_stopped() {
-            match listener.accept() {
-                Ok((stream, _)) if !self.is_stopped() => self.hear(stream),
-                Ok(_) => return,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    // Most likely the process has no descriptors left; asking again at once would only burn time.
-                    tracing::warn!(%error, "cannot take in connections for tensor links");
-                    door::wait_for(Duration::from_millis(50));
-                }
-            }
-        }
-    }
-
-    fn hear(self: &Arc<Self>, stream: UnixStream) {
-        while self.newcomers.load(Ordering::Acquire) >= NEWCOMERS_MAX {
-            if self.is_stopped() {
-                return;
-            }
-            door::wait_for(Duration::from_millis(1));
-        }
-        self.newcomers.fetch_add(1, Ordering::AcqRel);
-        let hearing = Arc::clone(self);
-        let body = move || {
-            hearing.making.answer(stream, &hearing.desk, &|link| hearing.keep(link));
-            hearing.newcomers.fetch_sub(1, Ordering::AcqRel);
-        };
-        if let Err(error) = self.making.effects.spawner.thread("shm newcomer".to_owned(), Box::new(body)) {
-            tracing::warn!(%error, "cannot hear a newcomer for tensor links");
-            self.newcomers.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Notes a link, so that it is kept alive and ends with the provider.
-    fn keep(&self, link: &Arc<ShmLink>) {
-        self.links.add(link);
-        // Whoever stopped the provider in the meantime has not seen this link.
-        if self.is_stopped() {
-            link.close(CloseReason::Local);
-        }
-    }
-
-    fn keep_alive(&self) {
-        let mut waiting = lock(&self.stopped.0);
-        while !self.is_stopped() {
-            for link in self.links.living() {
-                link.ping();
-            }
-            waiting = match self.stopped.1.wait_timeout(waiting, self.keepalive_interval) {
-                Ok((waiting, _)) => waiting,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
-        }
     }
 }
 
@@ -212,22 +136,19 @@ impl Provider for ShmProvider {
         let Endpoint::Shm { door } = *endpoint else {
             return Err(DialError::Endpoint { provider: KIND, endpoint: *endpoint });
         };
-        if self.shared.is_stopped() {
+        if self.shared.reception.is_stopped() {
             return Err(DialError::Stopped(KIND));
         }
         let link = self.shared.making.dial(door, ticket, options, deadline)?;
-        self.shared.keep(&link);
-        if link.has_ended() && self.shared.is_stopped() {
+        if !self.shared.reception.keep(&link) {
             return Err(DialError::Stopped(KIND));
         }
         Ok(link)
     }
 
     fn shutdown(&self) {
-        self.shared.stop.store(true, Ordering::Release);
+        self.shared.reception.stop();
         self.shared.desk.stop();
-        drop(lock(&self.shared.stopped.0));
-        self.shared.stopped.1.notify_all();
         // A visit gets the thread out of `accept`.
         if let Ok(address) = door::address(self.shared.door) {
             drop(UnixStream::connect_addr(&address));
@@ -235,9 +156,7 @@ impl Provider for ShmProvider {
         for thread in std::mem::take(&mut *lock(&self.running)) {
             thread.join();
         }
-        for link in self.shared.links.living() {
-            link.close(CloseReason::Local);
-        }
+        self.shared.reception.close_all();
     }
 }
 

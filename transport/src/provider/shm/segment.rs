@@ -4,7 +4,8 @@
 //!    0  magic u64, version u32
 //! 1024  control words of lane 0          (see `ring`)
 //! 2048  control words of lane 1
-//! 4096  bytes of lane 0, then of lane 1
+//! 4096  small ring of lane 0, then of lane 1
+//! 8192  large ring of lane 0, then of lane 1
 //! ```
 //!
 //! Lane 0 carries what the acceptor sends, lane 1 what the dialler sends. The file's length is fixed by seals, which the
@@ -13,16 +14,20 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
-use super::ring::Lane;
+use super::ring::{Lane, Size};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"shoalSHM");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const LANES: [usize; 2] = [1024, 2048];
-const HEAD_BYTES: usize = 4096;
+/// The small rings: a part of the fastest cache that neither end misses.
+const SMALL_AT: usize = 4096;
+const SMALL_BYTES: usize = 2048;
+const HEAD_BYTES: usize = SMALL_AT + 2 * SMALL_BYTES;
 /// Longest ring. What a peer hands over is not mapped if it is longer.
 const RING_BYTES_MAX: usize = 1 << 30;
 
@@ -84,9 +89,13 @@ impl Segment {
         Ok(Self { map, file, ring_bytes })
     }
 
-    /// Bytes of each ring.
-    pub(super) fn ring_bytes(&self) -> usize {
-        self.ring_bytes
+    /// Bytes of a ring.
+    #[inline]
+    pub(super) fn ring_bytes(&self, size: Size) -> usize {
+        match size {
+            Size::Small => SMALL_BYTES,
+            Size::Large => self.ring_bytes,
+        }
     }
 
     /// The control words of a lane.
@@ -108,19 +117,36 @@ impl Segment {
         unsafe { std::ptr::copy_nonoverlapping(self.map.as_ptr(), into.as_mut_ptr(), into.len()) }
     }
 
-    /// Where `bytes` at count `at` of a lane lie: the run up to the ring's end, and the rest from its start.
-    fn place(&self, lane: usize, at: u64, bytes: usize) -> (*mut u8, usize, *mut u8) {
-        assert!(bytes <= self.ring_bytes, "a ring is asked for more than it holds");
-        let start = self.map.as_mut_ptr().wrapping_add(HEAD_BYTES + (lane & 1) * self.ring_bytes);
+    /// Where `bytes` at count `at` of a ring lie: the run up to the ring's end, and the rest from its start.
+    #[inline]
+    fn place(&self, lane: usize, size: Size, at: u64, bytes: usize) -> (*mut u8, usize, *mut u8) {
+        let (first, ring) = match size {
+            Size::Small => (SMALL_AT, SMALL_BYTES),
+            Size::Large => (HEAD_BYTES, self.ring_bytes),
+        };
+        assert!(bytes <= ring, "a ring is asked for more than it holds");
+        let start = self.map.as_mut_ptr().wrapping_add(first + (lane & 1) * ring);
         // Rings are as long as a power of two, and dividing takes as long as fetching a short record.
-        let offset = at as usize & (self.ring_bytes - 1);
-        (start.wrapping_add(offset), bytes.min(self.ring_bytes - offset), start)
+        let offset = at as usize & (ring - 1);
+        (start.wrapping_add(offset), bytes.min(ring - offset), start)
     }
 
-    /// Copies into a lane's ring.
-    pub(super) fn copy_in(&self, lane: usize, at: u64, bytes: &[u8]) {
-        let (to, run, start) = self.place(lane, at, bytes.len());
-        // SAFETY: `place` gives runs inside of the lane's ring, which lies inside of the mapping. This end is the only
+    /// The word at a count of bytes of a ring, rounded down to whole words.
+    #[inline]
+    pub(super) fn word(&self, lane: usize, size: Size, at: u64) -> &AtomicU64 {
+        const WORD: usize = size_of::<AtomicU64>();
+        let (word, _, _) = self.place(lane, size, at & !(WORD as u64 - 1), WORD);
+        // SAFETY: rings begin at a multiple of their length from a page's start and are whole words long, so a word at a multiple of its
+        // size lies inside of the ring and is aligned. Whatever is there is a number. Both ends use it as an atomic while the
+        // reading one may look; where the writing end copies bytes over it, the other one has given it back.
+        unsafe { &*word.cast::<AtomicU64>() }
+    }
+
+    /// Copies into a ring.
+    #[inline]
+    pub(super) fn copy_in(&self, lane: usize, size: Size, at: u64, bytes: &[u8]) {
+        let (to, run, start) = self.place(lane, size, at, bytes.len());
+        // SAFETY: `place` gives runs inside of the ring, which lies inside of the mapping. This end is the only
         // writer of the lane, and the other end reads what was published only; if it does otherwise it reads garbage.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, run);
@@ -130,9 +156,10 @@ impl Segment {
         }
     }
 
-    /// Copies out of a lane's ring.
-    pub(super) fn copy_out(&self, lane: usize, at: u64, into: &mut [u8]) {
-        let (from, run, start) = self.place(lane, at, into.len());
+    /// Copies out of a ring.
+    #[inline]
+    pub(super) fn copy_out(&self, lane: usize, size: Size, at: u64, into: &mut [u8]) {
+        let (from, run, start) = self.place(lane, size, at, into.len());
         // SAFETY: as above. A peer that writes where it should not changes what is copied, and the checksums of frames
         // are computed over the copy.
         unsafe {
@@ -158,13 +185,22 @@ mod tests {
     fn both_ends_see_the_same_bytes() {
         let ours = Segment::create(4096).unwrap();
         let theirs = Segment::open(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        assert_eq!(theirs.ring_bytes(), 4096);
         let sent: Vec<u8> = (0..4096u32).map(|i| (i * 7) as u8).collect();
-        for (lane, at) in [(0, 0), (1, 4000), (1, 3 * 4096 - 1), (0, u64::MAX - 4095)] {
-            ours.copy_in(lane, at, &sent);
-            let mut got = vec![0; 4096];
-            theirs.copy_out(lane, at, &mut got);
-            assert!(got == sent, "lane {lane} at {at}");
+        for (size, bytes) in [(Size::Large, 4096), (Size::Small, 2048)] {
+            assert_eq!(theirs.ring_bytes(size), bytes);
+            // Each ring is its own.
+            for (i, (lane, at)) in [(0, 0), (1, 4000), (1, 3 * 4096 - 1), (0, u64::MAX - 4095)].into_iter().enumerate() {
+                ours.copy_in(1 - lane, size, at, &vec![i as u8; bytes]);
+                ours.copy_in(lane, size, at, &sent[..bytes]);
+                let mut got = vec![0; bytes];
+                theirs.copy_out(lane, size, at, &mut got);
+                assert!(got == sent[..bytes], "lane {lane} at {at}");
+                theirs.copy_out(1 - lane, size, at, &mut got);
+                assert!(got.iter().all(|byte| *byte == i as u8), "beside lane {lane} at {at}");
+                let word = ours.word(lane, size, at + 3).load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes();
+                theirs.copy_out(lane, size, (at + 3) & !7, &mut got[..8]);
+                assert_eq!(got[..8], word);
+            }
         }
     }
 
@@ -179,9 +215,9 @@ mod tests {
             }
             file
         };
-        assert!(text(Segment::open(memory(4096 * 3, false))).contains("cut off"));
-        assert!(text(Segment::open(memory(4096 * 3, true))).contains("laid out"));
-        for bytes in [0, 1, 4096, 4096 * 2, 4096 * 3 + 1, 4096 * 4] {
+        assert!(text(Segment::open(memory(4096 * 4, false))).contains("cut off"));
+        assert!(text(Segment::open(memory(4096 * 4, true))).contains("laid out"));
+        for bytes in [0, 1, 4096, 4096 * 3, 4096 * 4 + 1, 4096 * 5] {
             assert!(text(Segment::open(memory(bytes, true))).contains("no two rings"), "{bytes}");
         }
         let plain = tempfile();
@@ -195,6 +231,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "more than it holds")]
     fn a_ring_gives_no_more_than_it_has() {
-        Segment::create(4096).unwrap().copy_out(0, 0, &mut [0; 4097]);
+        Segment::create(4096).unwrap().copy_out(0, Size::Large, 0, &mut [0; 4097]);
     }
 }

@@ -1,10 +1,15 @@
 //! What only shared memory has: other users, memory that is scribbled over, processes that die in the middle.
 
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::bell::Bell;
+use super::link::{Bells, Parts, ShmLink};
+use super::segment::Segment;
 use super::{ShmOptions, ShmProvider, door};
 use crate::Effects;
 use crate::env::SystemRng;
@@ -47,12 +52,12 @@ fn messages_longer_than_the_ring_pass() {
     let message: Vec<u8> = (0..3_000_000u32).map(|i| (i ^ (i >> 9)) as u8).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for bytes in [0, 1, 4087, 4088, 4089, 4096, 10_000, message.len()] {
+            for bytes in [0, 1, 1015, 1016, 1017, 2032, 2033, 3047, 3048, 3049, 4087, 4088, 4089, 4096, 10_000, message.len()] {
                 near.send(&[&message[..bytes / 2], &message[bytes / 2..bytes]], soon(&effects)).unwrap();
             }
         });
         let mut buffer = vec![0; message.len()];
-        for bytes in [0, 1, 4087, 4088, 4089, 4096, 10_000, message.len()] {
+        for bytes in [0, 1, 1015, 1016, 1017, 2032, 2033, 3047, 3048, 3049, 4087, 4088, 4089, 4096, 10_000, message.len()] {
             assert_eq!(far.recv(&mut buffer, soon(&effects)), Ok(bytes));
             assert!(buffer[..bytes] == message[..bytes], "{bytes}");
         }
@@ -66,6 +71,90 @@ fn messages_longer_than_the_ring_pass() {
     let mut buffer = vec![0; 4000];
     far.recv(&mut buffer, soon(&effects)).unwrap();
     assert_eq!(near.send(&[&message[..9000]], effects.after(Duration::from_millis(5))), Err(SendError::Closed(CloseReason::Stalled)));
+}
+
+/// Both ends of a link without providers, and its memory.
+fn bare_link(effects: &Effects) -> (Arc<ShmLink>, Arc<ShmLink>, File) {
+    let segment = Segment::create(4096).unwrap();
+    let bells: [Bell; 4] = std::array::from_fn(|_| Bell::new().unwrap());
+    let again = |of: BorrowedFd<'_>| of.try_clone_to_owned().unwrap();
+    let handed = |i: usize| Bell::handed_over(again(bells[i].as_fd())).unwrap();
+    let near_bells = Bells { bytes: handed(0), room: handed(1), peer_bytes: handed(2), peer_room: handed(3) };
+    let far_bells = Bells { bytes: handed(2), room: handed(3), peer_bytes: handed(0), peer_room: handed(1) };
+    let memory = File::from(again(segment.as_fd()));
+    let theirs = Segment::open(again(segment.as_fd())).unwrap();
+    let (anchor, far_anchor) = UnixStream::pair().unwrap();
+    let end = |anchor, segment, lane, bells| {
+        let parts = Parts { anchor, segment, lane, bells, peer: "test".to_owned(), limits: [1 << 20; 2] };
+        ShmLink::new(parts, Arc::clone(&effects.clock), Duration::from_secs(60)).unwrap()
+    };
+    (end(anchor, segment, 0, near_bells), end(far_anchor, theirs, 1, far_bells), memory)
+}
+
+/// As `docs/wire.md` has it.
+#[test]
+fn messages_lie_where_the_page_says() {
+    let effects = effects();
+    let (near, far, memory) = bare_link(&effects);
+    let read = |at: u64, bytes: usize| {
+        let mut found = vec![0; bytes];
+        std::os::unix::fs::FileExt::read_exact_at(&memory, &mut found, at).unwrap();
+        found
+    };
+    // What the dialler sends: lane 1.
+    let (small, large) = (4096 + 2048, 8192 + 4096);
+    far.send(&[b"ab", b"c"], soon(&effects)).unwrap();
+    assert_eq!(read(large, 11), [3, 0, 0, 0, 1, 0, 0, 1, b'a', b'b', b'c']);
+    far.ping();
+    assert_eq!(read(small, 8), [8, 0, 0, 0, 2, 0, 0, 1]);
+    // A quarter of the ring and what is beyond.
+    far.send(&[&[7; 1016 + 5]], soon(&effects)).unwrap();
+    assert_eq!(read(small + 64, 8), [0, 0, 0, 0, 0, 0, 0, 2]);
+    assert_eq!(read(large + 64, 9), [0xfd, 3, 0, 0, 1, 0, 0, 0, 7]);
+    assert_eq!(read(large + 64 + 1024, 13), [5, 0, 0, 0, 4, 0, 0, 1, 7, 7, 7, 7, 7]);
+    let mut buffer = [0; 2000];
+    for bytes in [3, 1021] {
+        assert_eq!(near.recv(&mut buffer, soon(&effects)), Ok(bytes));
+    }
+    // The ping was answered, in the large ring of lane 0.
+    assert_eq!(read(8192, 8), [8, 0, 0, 0, 3, 0, 0, 1]);
+}
+
+/// Whoever has the memory can write what he likes into it. It is found out, or garbles a message; it does not wedge, and nothing is read that
+/// lies outside of the rings.
+#[test]
+fn a_peer_that_scribbles_is_found_out() {
+    let effects = effects();
+    let heads: [(u64, &[u8]); 8] = [
+        // An unknown kind, the ring's byte, lengths that no ring and no buffer holds, and a pointer to nothing.
+        (8192, &[1, 0, 0, 0, 9, 0, 0, 0]),
+        (8192, &[1, 0, 0, 0, 1, 0, 0, 3]),
+        (8192, &[1, 0, 0, 0, 1, 1, 0, 0]),
+        (8192, &[0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0]),
+        (8192, &[9, 0, 0, 0, 2, 0, 0, 0]),
+        (8192, &[0, 0, 0, 0, 0, 0, 0, 1]),
+        (8192, &[0, 0, 0, 0, 0, 0, 0, 2]),
+        // A second piece that is none.
+        (8192, &[0xd0, 7, 0, 0, 1, 0, 0, 0]),
+    ];
+    for (at, head) in heads {
+        let (near, far, memory) = bare_link(&effects);
+        let write = |at: u64, bytes: &[u8]| std::os::unix::fs::FileExt::write_all_at(&memory, bytes, at).unwrap();
+        write(8192 + 1024, &[1, 0, 0, 0, 1, 0, 0, 0]);
+        write(at, head);
+        let found = far.recv(&mut [0; 4000], soon(&effects));
+        assert!(matches!(found, Err(RecvError::Closed(CloseReason::Misbehaved(_)))), "{head:?}: {found:?}");
+        drop(near);
+    }
+    // How far the reading end says that it has got, before anything was written.
+    let (near, _far, memory) = bare_link(&effects);
+    std::os::unix::fs::FileExt::write_all_at(&memory, &[0, 0, 0, 0, 0, 1, 0, 0].repeat(2), 1024).unwrap();
+    let refused = (0..100).find_map(|_| near.send(&[&[0; 900]], soon(&effects)).err());
+    assert!(matches!(refused, Some(SendError::Closed(CloseReason::Misbehaved(_)))), "{refused:?}");
+    // Lengths that are possible but wrong give bytes that mean nothing, and no more.
+    let (_near, far, memory) = bare_link(&effects);
+    std::os::unix::fs::FileExt::write_all_at(&memory, &[0xf8, 3, 0, 0, 1, 0, 0, 1], 8192).unwrap();
+    assert_eq!(far.recv(&mut [0; 4000], soon(&effects)), Ok(1016));
 }
 
 #[test]

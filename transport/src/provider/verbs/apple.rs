@@ -34,13 +34,13 @@ const NOT_SUPPORTED: i32 = 102;
 
 /// What goes wrong on purpose.
 #[derive(Debug, Default, Clone)]
-pub(in crate::provider) struct Faults {
+pub(crate) struct Faults {
     /// Loses the message this many from now.
-    pub(in crate::provider) lose: Option<u64>,
+    pub(crate) lose: Option<u64>,
     /// Changes a bit of the message this many from now.
-    pub(in crate::provider) corrupt: Option<u64>,
+    pub(crate) corrupt: Option<u64>,
     /// Nothing passes any more, and nobody is told.
-    pub(in crate::provider) dead: bool,
+    pub(crate) dead: bool,
 }
 
 #[derive(Debug, Default)]
@@ -82,7 +82,7 @@ struct Queues {
 
 /// The cables between devices.
 #[derive(Debug, Clone, Default)]
-pub(in crate::provider) struct AppleFabric(Arc<Shared>);
+pub(crate) struct AppleFabric(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared(Mutex<Fabric>);
@@ -103,18 +103,13 @@ impl Drop for Shared {
 
 impl AppleFabric {
     /// One device on this fabric.
-    pub(in crate::provider) fn device(&self, address: &str) -> AppleDevice {
+    pub(crate) fn device(&self, address: &str) -> AppleDevice {
         let ip: IpAddr = address.parse().unwrap();
         AppleDevice { fabric: self.clone(), name: format!("rdma_en{ip}"), gid: Gid::of(ip) }
     }
 
     /// A provider whose only device is at this address.
-    pub(in crate::provider) fn provider(
-        &self,
-        effects: &Effects,
-        address: &str,
-        options: VerbsOptions,
-    ) -> Result<VerbsProvider, StartError> {
+    pub(crate) fn provider(&self, effects: &Effects, address: &str, options: VerbsOptions) -> Result<VerbsProvider, StartError> {
         let options = VerbsOptions { listen: vec![format!("{address}:0").parse().unwrap()], ..options };
         let desk = Desk::new(ProviderKind::Verbs, Arc::clone(&effects.clock));
         let devices: Devices = vec![Arc::new(self.device(address))];
@@ -122,19 +117,19 @@ impl AppleFabric {
     }
 
     /// Sets what goes wrong from now on.
-    pub(in crate::provider) fn fail(&self, faults: Faults) {
+    pub(crate) fn fail(&self, faults: Faults) {
         lock(&self.0.0).faults = faults;
     }
 
     /// This test breaks the contract on purpose.
-    pub(in crate::provider) fn excuse(&self) -> Vec<String> {
+    pub(crate) fn excuse(&self) -> Vec<String> {
         let mut fabric = lock(&self.0.0);
         fabric.excused = true;
         fabric.violations.clone()
     }
 
     /// Messages that have arrived.
-    pub(in crate::provider) fn delivered(&self) -> u64 {
+    pub(crate) fn delivered(&self) -> u64 {
         lock(&self.0.0).delivered
     }
 
@@ -218,7 +213,7 @@ impl PartialOrd for State {
 
 /// See the module.
 #[derive(Debug)]
-pub(in crate::provider) struct AppleDevice {
+pub(crate) struct AppleDevice {
     fabric: AppleFabric,
     name: String,
     gid: Gid,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::device::Gid;
 use super::{InUse, Profile, VerbsOptions, VerbsProvider, ffi};
 use crate::Effects;
+use crate::channel::faults;
 use crate::env::SystemRng;
 use crate::link::{CloseReason, Link, LinkOptions, RecvError};
 use crate::provider::{Endpoint, Provider, Ticket};
@@ -17,23 +18,25 @@ use crate::testing::{effects, soon};
 
 const OPTIONS: LinkOptions = LinkOptions::for_payload(4 * 1024 * 1024);
 
-pub(super) fn addresses() -> [String; 2] {
+pub(crate) fn addresses() -> [String; 2] {
     let both = std::env::var("SHOAL_TEST_VERBS").expect("the addresses of two verbs devices are in SHOAL_TEST_VERBS");
     let both: Vec<String> = both.split(' ').map(str::to_owned).collect();
     both.try_into().expect("two addresses")
 }
 
-pub(super) fn provider(effects: &Effects, profile: Profile, address: &str) -> VerbsProvider {
-    // The patience of an emulated machine.
-    let patience = Duration::from_secs(60);
+/// The patience of an emulated machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A provider on the device with this address, whose links bear so much silence.
+pub(crate) fn provider(effects: &Effects, profile: Profile, address: &str, silence_max: Duration) -> VerbsProvider {
     let listen = vec![format!("{address}:0").parse().unwrap()];
-    let options = VerbsOptions { listen, silence_max: patience, handshake_max: patience, ..VerbsOptions::of(profile) };
+    let options = VerbsOptions { listen, silence_max, handshake_max: PATIENCE, ..VerbsOptions::of(profile) };
     VerbsProvider::new(effects.clone(), options).unwrap()
 }
 
 /// A provider on each of the two devices.
 pub(crate) fn providers(effects: &Effects, profile: Profile) -> [VerbsProvider; 2] {
-    addresses().map(|address| provider(effects, profile, &address))
+    addresses().map(|address| provider(effects, profile, &address, PATIENCE))
 }
 
 fn link(effects: &Effects, [near, far]: &[VerbsProvider; 2]) -> [Arc<dyn Link>; 2] {
@@ -85,7 +88,7 @@ fn flood() {
     let words: Vec<String> = std::env::var("SHOAL_TEST_FLOOD").unwrap().split(' ').map(str::to_owned).collect();
     let profile = if words[0] == "rc" { Profile::Rc } else { Profile::Uc };
     let ticket = Ticket::new(words[2].parse().unwrap(), [5; 32]);
-    let provider = provider(&effects, profile, &addresses()[0]);
+    let provider = provider(&effects, profile, &addresses()[0], PATIENCE);
     let link = provider.dial(&Endpoint::Verbs { address: words[1].parse().unwrap() }, &ticket, OPTIONS, soon(&effects)).unwrap();
     for i in 0u64.. {
         let bytes = (i * 7919 % 300_000) as usize;
@@ -99,7 +102,7 @@ fn flood() {
 fn a_process_that_is_killed_takes_nobody_with_it() {
     let effects = effects();
     for (round, profile) in [Profile::Rc, Profile::Uc, Profile::Rc, Profile::Uc].into_iter().enumerate() {
-        let provider = provider(&effects, profile, &addresses()[1]);
+        let provider = provider(&effects, profile, &addresses()[1], PATIENCE);
         let Endpoint::Verbs { address } = provider.endpoints()[0] else { panic!() };
         let expected = provider.expect(&Ticket::new(round as u128, [5; 32]), OPTIONS).unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -138,6 +141,24 @@ fn a_process_that_is_killed_takes_nobody_with_it() {
             false
         }));
     }
+}
+
+#[test]
+#[ignore = "needs devices: run by .ci/verbs"]
+fn links_that_are_cut_lose_nothing() {
+    let effects = effects();
+    for profile in [Profile::Rc, Profile::Uc] {
+        let [near, far] = addresses().map(|address| Box::new(provider(&effects, profile, &address, PATIENCE)) as Box<dyn Provider>);
+        let cuts = faults::cut_links(&faults::Exchange::new(effects.clone(), near, far), 1, 1_000, 20);
+        assert!(cuts > 0, "no link was cut");
+    }
+}
+
+#[test]
+#[ignore = "needs devices: run by .ci/verbs"]
+fn a_process_that_is_paused_or_killed_harms_nobody() {
+    faults::paused_and_killed("rc", 1, 1_000);
+    faults::paused_and_killed("uc", 2, 1_000);
 }
 
 /// Prints half of the median round trip of short messages, in microseconds, as perftest does for its own. `.ci/verbs` compares them.

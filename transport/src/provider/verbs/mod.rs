@@ -38,7 +38,7 @@ pub(crate) mod window;
 mod wire;
 
 #[cfg(test)]
-pub(in crate::provider) mod apple;
+pub(crate) mod apple;
 #[cfg(test)]
 pub(crate) mod guest;
 #[cfg(test)]
@@ -47,18 +47,16 @@ pub(crate) mod reliable;
 mod tests;
 
 use std::fmt;
-use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::links::{Links, Living};
+use super::reception::Reception;
 use super::tcp::wake;
 use super::{Capabilities, Desk, DialError, Endpoint, ExpectError, Expected, Provider, ProviderKind, StartError, Ticket};
 use crate::Effects;
 use crate::env::{Instant, Join};
-use crate::link::{CloseReason, Link, LinkOptions, lock};
+use crate::link::{Link, LinkOptions, lock};
 use device::Devices;
 use door::{Making, Place};
 use link::VerbsLink;
@@ -70,9 +68,6 @@ pub use profile::Profile;
 pub use window::OneSided;
 
 const KIND: ProviderKind = ProviderKind::Verbs;
-
-/// Newcomers that are heard at a time. Further ones wait in the socket's queue.
-const NEWCOMERS_MAX: usize = 16;
 
 /// How the provider is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,10 +143,7 @@ struct Shared {
     making: Making,
     desk: Arc<Desk>,
     listening: Vec<SocketAddr>,
-    links: Links<VerbsLink>,
-    newcomers: AtomicUsize,
-    stop: AtomicBool,
-    stopped: (Mutex<()>, Condvar),
+    reception: Arc<Reception<VerbsLink>>,
 }
 
 impl VerbsProvider {
@@ -189,7 +181,7 @@ impl VerbsProvider {
             let unknown = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
             listening.push(listener.local_addr().map_err(|source| StartError::Listen { address: unknown, source })?);
         }
-        let keepalive_interval = options.keepalive_interval.max(Duration::from_millis(1));
+        let keepalive_interval = options.keepalive_interval;
         let place = |device| Place {
             device,
             seats: Seats::default(),
@@ -197,26 +189,23 @@ impl VerbsProvider {
             rooms: window::Rooms::new(options.windows, options.window_bytes),
         };
         let places = devices.into_iter().map(place).collect();
-        let shared = Arc::new(Shared {
-            making: Making { effects: effects.clone(), options, places },
-            desk,
-            listening,
-            links: Links::default(),
-            newcomers: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            stopped: Default::default(),
-        });
+        let reception = Reception::new("verbs", Arc::clone(&effects.spawner));
+        let shared = Arc::new(Shared { making: Making { effects, options, places }, desk, listening, reception });
         // From here on dropping the provider ends what has been started.
         let provider = Self { shared: Arc::clone(&shared), running: Mutex::default() };
         let mut running = lock(&provider.running);
         for listener in listeners {
-            let (taking, listens) = (Arc::clone(&shared), Arc::clone(&listener));
+            let (hearing, listens) = (Arc::clone(&shared), Arc::clone(&listener));
             running.listeners.push(listener);
-            let accept = effects.spawner.thread("verbs accept".to_owned(), Box::new(move || taking.take_in(&listens)));
+            let hear = move |stream| {
+                hearing.making.answer(stream, &hearing.desk, &|link| {
+                    hearing.reception.keep(link);
+                })
+            };
+            let accept = shared.reception.take_in(move || Ok(listens.accept()?.0), hear);
             running.threads.push(accept.map_err(StartError::Thread)?);
         }
-        let beating = effects.spawner.thread("verbs keep-alive".to_owned(), Box::new(move || shared.keep_alive(keepalive_interval)));
-        running.threads.push(beating.map_err(StartError::Thread)?);
+        running.threads.push(shared.reception.keep_alive(keepalive_interval, VerbsLink::beat).map_err(StartError::Thread)?);
         drop(running);
         Ok(provider)
     }
@@ -234,73 +223,6 @@ impl VerbsProvider {
     /// What exists on the devices, of all links of this provider that have not been dropped.
     pub fn in_use(&self) -> InUse {
         self.shared.making.places.iter().map(|place| place.device.in_use()).sum()
-    }
-}
-
-impl Shared {
-    fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
-    }
-
-    /// Waits, at most for `wait`, unless the provider stops.
-    fn pause(&self, wait: Duration) {
-        let waiting = lock(&self.stopped.0);
-        if !self.is_stopped() {
-            drop(self.stopped.1.wait_timeout(waiting, wait));
-        }
-    }
-
-    /// Hands newcomers to threads of their own until the provider stops.
-    fn take_in(self: Arc<Self>, listener: &TcpListener) {
-        while !self.is_stopped() {
-            match listener.accept() {
-                Ok((stream, _)) if !self.is_stopped() => self.hear(stream),
-                Ok(_) => return,
-                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
-                Err(error) => {
-                    // Most likely the process has no descriptors left; asking again at once would only burn time.
-                    tracing::warn!(%error, "cannot take in connections for verbs links");
-                    self.pause(Duration::from_millis(50));
-                }
-            }
-        }
-    }
-
-    fn hear(self: &Arc<Self>, stream: TcpStream) {
-        while self.newcomers.load(Ordering::Acquire) >= NEWCOMERS_MAX {
-            if self.is_stopped() {
-                return;
-            }
-            self.pause(Duration::from_millis(1));
-        }
-        self.newcomers.fetch_add(1, Ordering::AcqRel);
-        let hearing = Arc::clone(self);
-        let body = move || {
-            hearing.making.answer(stream, &hearing.desk, &|link| hearing.keep(link));
-            hearing.newcomers.fetch_sub(1, Ordering::AcqRel);
-        };
-        if let Err(error) = self.making.effects.spawner.thread("verbs newcomer".to_owned(), Box::new(body)) {
-            tracing::warn!(%error, "cannot hear a newcomer for verbs links");
-            self.newcomers.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Notes a link, so that it is kept alive and ends with the provider.
-    fn keep(&self, link: &Arc<VerbsLink>) {
-        self.links.add(link);
-        // Whoever stopped the provider in the meantime has not seen this link.
-        if self.is_stopped() {
-            link.close(CloseReason::Local);
-        }
-    }
-
-    fn keep_alive(&self, interval: Duration) {
-        while !self.is_stopped() {
-            for link in self.links.living() {
-                link.beat();
-            }
-            self.pause(interval);
-        }
     }
 }
 
@@ -331,24 +253,21 @@ impl Provider for VerbsProvider {
         let Endpoint::Verbs { address } = *endpoint else {
             return Err(DialError::Endpoint { provider: KIND, endpoint: *endpoint });
         };
-        if self.shared.is_stopped() {
+        if self.shared.reception.is_stopped() {
             return Err(DialError::Stopped(KIND));
         }
         let fixed = |bound: &&SocketAddr| !bound.ip().is_unspecified() && bound.is_ipv4() == address.is_ipv4();
         let from = self.shared.listening.iter().find(fixed).map(SocketAddr::ip);
         let link = self.shared.making.dial(address, from, ticket, options, deadline)?;
-        self.shared.keep(&link);
-        if link.has_ended() && self.shared.is_stopped() {
+        if !self.shared.reception.keep(&link) {
             return Err(DialError::Stopped(KIND));
         }
         Ok(link)
     }
 
     fn shutdown(&self) {
-        self.shared.stop.store(true, Ordering::Release);
+        self.shared.reception.stop();
         self.shared.desk.stop();
-        drop(lock(&self.shared.stopped.0));
-        self.shared.stopped.1.notify_all();
         let Running { listeners, threads } = std::mem::take(&mut *lock(&self.running));
         for listener in &listeners {
             wake(listener);
@@ -357,9 +276,7 @@ impl Provider for VerbsProvider {
         for thread in threads {
             thread.join();
         }
-        for link in self.shared.links.living() {
-            link.close(CloseReason::Local);
-        }
+        self.shared.reception.close_all();
     }
 }
 

@@ -23,6 +23,7 @@ const HOLDER: [u8; 32] = [1; 32];
 const OPTIONS: ChannelOptions = ChannelOptions { slot_bytes: 64 * 1024, slots: 3 };
 const LEASE_BYTES: u64 = 1024 * 1024;
 const TERM: TermTag = TermTag { counter: 1, node: 2 };
+const LONG: Duration = Duration::from_secs(60);
 
 fn on_devices() -> World {
     let effects = effects();
@@ -59,7 +60,7 @@ struct Holder {
 impl Owner {
     fn new() -> Self {
         let effects = effects();
-        let provider = provider(&effects, Profile::Rc, &addresses()[1]);
+        let provider = provider(&effects, Profile::Rc, &addresses()[1], LONG);
         Self { provider, table: AccessTable::new(effects.clone(), 2 * LEASE_BYTES), effects }
     }
 
@@ -129,7 +130,7 @@ fn holder() {
     let words = std::env::var("SHOAL_TEST_HOLDER").unwrap();
     let [what, address, lease] = words.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let handle = Handle(lease.parse().unwrap());
-    let provider = provider(&effects, Profile::Rc, &addresses()[0]);
+    let provider = provider(&effects, Profile::Rc, &addresses()[0], LONG);
     let endpoint = Endpoint::Verbs { address: address.parse().unwrap() };
     let ticket = Ticket::new(handle.0, [5; 32]);
     let link = provider.dial(&endpoint, &ticket, LinkOptions::for_payload(OPTIONS.slot_bytes), soon(&effects)).unwrap();
