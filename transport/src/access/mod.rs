@@ -9,11 +9,13 @@
 //!
 //! The memory of a lease is its own: made, and zeroed, when it is granted, and gone when it is over. A holder in another process of
 //! this machine may be handed a window onto it (Linux), through which no thread of the owner is asked; `provider::shm::window` says
-//! why a fence holds there, too, and why such memory may stay charged for a while after its lease.
+//! why a fence holds there, too, and why such memory may stay charged for a while after its lease. A holder on another machine may be let
+//! at it by RDMA adapters: `provider::verbs::window`.
 
 mod machine;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod windows;
 
 use std::collections::BTreeMap;
@@ -29,6 +31,7 @@ use crate::env::Instant;
 use crate::frame::TermTag;
 use crate::link::{lock, nap};
 use crate::region::{Lent, WriteRefused, Writer, page_bytes};
+use watch::Watch;
 use windows::Windows;
 
 /// What a peer calls a lease on the wire. Drawn at random; whoever knows it and holds the lease may use it.
@@ -73,6 +76,13 @@ struct Inner {
     state: Mutex<State>,
     /// An operation finished.
     finished: Condvar,
+    watch: Arc<Watch>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.watch.ring();
+    }
 }
 
 struct State {
@@ -80,6 +90,8 @@ struct State {
     held: BTreeMap<Handle, Held>,
     /// Memory that is not lent any more, by the number that it is charged under.
     retired: BTreeMap<u64, Windows>,
+    /// Whether a thread closes windows in time.
+    watched: bool,
 }
 
 /// The memory of a lease, and who has it mapped.
@@ -101,6 +113,18 @@ impl State {
         });
     }
 
+    /// Ends windows of adapters whose lease has run out, and says when the next one does.
+    fn end_due(&self, now: Instant) -> Option<Instant> {
+        self.held.values().filter_map(|held| held.windows.end_due(now)).min()
+    }
+
+    /// The same for one lease.
+    fn end_due_of(&self, handle: Handle, now: Instant) {
+        if let Some(held) = self.held.get(&handle) {
+            held.windows.end_due(now);
+        }
+    }
+
     /// Charges memory that went out of use, as long as one of `windows` is there.
     fn retire(&mut self, bytes: u64, mut windows: Windows) {
         if windows.any_living() {
@@ -115,10 +139,17 @@ impl State {
         held.lent.raise(to);
         let mut late = held.windows.take_late(&to);
         late.end();
-        if !late.any_living() {
-            return;
+        if late.any_living() {
+            self.move_on(handle, late);
         }
+    }
+
+    /// Goes on in other pages, because those of `late` can be written to by who may not any more.
+    #[cfg(target_os = "linux")]
+    fn move_on(&mut self, handle: Handle, late: Windows) {
+        let Some(held) = self.held.get_mut(&handle) else { return };
         let bytes = self.machine.grant_of(handle).map_or(0, |grant| grant.bytes);
+        held.windows.end_adapters();
         if let Err(error) = held.lent.replace() {
             // The machine has no memory left. Late holders that are honest are kept out all the same; the others only by the end of
             // the lease, which now has to come.
@@ -130,10 +161,20 @@ impl State {
         self.retire(bytes, late);
     }
 
+    /// Other systems have no windows, so none is late.
+    #[cfg(not(target_os = "linux"))]
+    fn move_on(&mut self, handle: Handle, late: Windows) {
+        if let Some(held) = self.held.get_mut(&handle) {
+            held.windows.join(late);
+        }
+        self.machine.fence(handle);
+    }
+
     /// The memory of a lease whose fence holds goes out of use.
     fn free(&mut self, handle: Handle, bytes: u64) {
         let Some(mut held) = self.held.remove(&handle) else { return };
         held.windows.end();
+        #[cfg(target_os = "linux")]
         if held.windows.any_living() {
             held.lent.scrap();
         }
@@ -145,8 +186,8 @@ impl AccessTable {
     /// An empty table for a slab of `bytes`.
     pub fn new(effects: Effects, bytes: u64) -> Self {
         let machine = AccessMachine::new(bytes, page_bytes() as u64);
-        let state = State { machine, held: BTreeMap::new(), retired: BTreeMap::new() };
-        Self(Arc::new(Inner { effects, state: Mutex::new(state), finished: Condvar::new() }))
+        let state = State { machine, held: BTreeMap::new(), retired: BTreeMap::new(), watched: false };
+        Self(Arc::new(Inner { effects, state: Mutex::new(state), finished: Condvar::new(), watch: Arc::default() }))
     }
 
     /// Lends a range of the slab, which begins at a page. Its memory is zeroed.
@@ -184,6 +225,10 @@ impl AccessTable {
         }
         if let Some(held) = state.held.get(&handle) {
             held.windows.set_deadline(deadline);
+        }
+        state.end_due_of(handle, self.0.effects.clock.now());
+        if state.watched {
+            self.0.watch.ring();
         }
         Ok(())
     }
@@ -239,6 +284,7 @@ impl AccessTable {
     pub fn admit(&self, operation: Operation) -> Result<Pass, Denied> {
         let now = self.0.effects.clock.now();
         let mut state = lock(&self.0.state);
+        state.end_due_of(operation.handle, now);
         let before = state.machine.generation(operation.handle);
         state.machine.admit(now, operation)?;
         let generation = state.machine.generation(operation.handle);
@@ -264,7 +310,10 @@ impl AccessTable {
     }
 
     fn memory(&self, handle: Handle) -> Option<Arc<Lent>> {
-        lock(&self.0.state).held.get(&handle).map(|held| Arc::clone(&held.lent))
+        let state = lock(&self.0.state);
+        // What is seen after a lease has run out does not change any more.
+        state.end_due_of(handle, self.0.effects.clock.now());
+        state.held.get(&handle).map(|held| Arc::clone(&held.lent))
     }
 
     /// Length of the slab in bytes.

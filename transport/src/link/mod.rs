@@ -174,6 +174,12 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// What is known of the link now.
     fn health(&self) -> LinkHealth;
 
+    /// What the ends of leased memory move bytes by themselves with, where this link's adapters can.
+    #[cfg(target_os = "linux")]
+    fn one_sided(self: Arc<Self>) -> Option<crate::provider::verbs::OneSided> {
+        None
+    }
+
     /// Ends the link with a reason: waiting threads of both ends return at once. Later calls change nothing.
     fn close(&self, reason: CloseReason);
 }

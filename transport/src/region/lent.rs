@@ -4,11 +4,13 @@
 //! made when the lease is granted and goes when it is over. A process of this machine can be handed the file, and then holds
 //! exactly what it was lent. Others may write here at any time, so the bytes are only ever copied, in and out.
 //!
+//! An adapter can be told of the pages, too (`provider::verbs::window`); it reaches them until its registration is taken back.
+//!
 //! What the file's seals say, whoever has a descriptor of it and however it was opened: its length never changes, so nobody
 //! who has mapped it can be killed by the other end cutting it off; and a lease that may only be read cannot be written,
 //! because the one mapping that can was made before the seal. Seals are never taken off.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use memmap2::MmapRaw;
 
@@ -63,7 +65,7 @@ struct Current {
 }
 
 struct Pages {
-    map: MmapRaw,
+    map: Arc<MmapRaw>,
     stripes: Vec<RwLock<()>>,
     #[cfg(target_os = "linux")]
     file: std::fs::File,
@@ -120,8 +122,57 @@ impl Lent {
     }
 }
 
+/// Pages of a lease as an adapter is told of them: they stay mapped as long as this lives. Nobody has a reference into them.
+#[derive(Clone)]
+pub(crate) struct LentPages(Arc<MmapRaw>);
+
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "adapters are let at lent memory on Linux only"))]
+impl LentPages {
+    /// Where they begin: at a page.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+
+    /// Their length in bytes: whole pages.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// What an adapter would do, for one that is simulated.
+#[cfg(test)]
+impl LentPages {
+    pub(crate) fn place(&self, at: usize, from: &[u8]) {
+        assert!(
+            at.checked_add(from.len()).is_some_and(|end| end <= self.len()),
+            "a simulated adapter reaches outside of what it was given"
+        );
+        // SAFETY: the range lies inside of the mapping, which is writable and to which nobody has a reference.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.start().add(at), from.len()) }
+    }
+
+    pub(crate) fn fetch(&self, at: usize, into: &mut [u8]) {
+        assert!(
+            at.checked_add(into.len()).is_some_and(|end| end <= self.len()),
+            "a simulated adapter reaches outside of what it was given"
+        );
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(self.start().add(at), into.as_mut_ptr(), into.len()) }
+    }
+}
+
 #[cfg(target_os = "linux")]
 impl Lent {
+    /// The pages that are in use now.
+    pub(crate) fn pages(&self) -> LentPages {
+        LentPages(Arc::clone(&self.current().pages.map))
+    }
+
+    /// Whether these are the pages in use.
+    pub(crate) fn uses(&self, pages: &LentPages) -> bool {
+        Arc::ptr_eq(&self.current().pages.map, &pages.0)
+    }
+
     /// Whether others may write.
     pub(crate) fn writable(&self) -> bool {
         self.writable
@@ -167,13 +218,14 @@ impl Pages {
         use rustix::fs::MemfdFlags;
         let file: std::fs::File = rustix::fs::memfd_create("shoal-lease", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?.into();
         file.set_len(u64::try_from(bytes).map_err(std::io::Error::other)?)?;
-        let map = memmap2::MmapOptions::new().len(bytes).map_raw(&file)?;
+        let map = Arc::new(memmap2::MmapOptions::new().len(bytes).map_raw(&file)?);
         Ok(Self { map, stripes: stripes(bytes), file })
     }
 
     #[cfg(not(target_os = "linux"))]
     fn new(bytes: usize) -> std::io::Result<Self> {
-        Ok(Self { map: memmap2::MmapOptions::new().len(bytes).map_anon()?.into(), stripes: stripes(bytes) })
+        let map = Arc::new(memmap2::MmapOptions::new().len(bytes).map_anon()?.into());
+        Ok(Self { map, stripes: stripes(bytes) })
     }
 
     /// Fixes what others can do with the file.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
 
-pub(crate) use lent::{Lent, WriteRefused, Writer};
+pub(crate) use lent::{Lent, LentPages, WriteRefused, Writer};
 
 /// A mapping of whole pages, zeroed, not yet carved.
 pub struct Region {

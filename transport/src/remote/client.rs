@@ -104,7 +104,7 @@ impl RemoteRegion {
     /// Lets the owner's thread do everything, even where this node could.
     #[must_use]
     pub fn served(mut self) -> Self {
-        self.native = Native::never();
+        self.native.forgo();
         self
     }
 
@@ -215,6 +215,18 @@ impl RemoteRegion {
 
     /// One request and its answer's kind.
     pub(super) fn ask(&mut self, kind: u8, head: &Head, body: &[&[u8]], deadline: Instant) -> Result<u8, TransferError> {
+        self.ask_into(kind, head, body, &mut [], deadline).map(|(kind, _)| kind)
+    }
+
+    /// One request and its answer's kind, with how many bytes came behind the answer's head. As many as fit are copied.
+    pub(super) fn ask_into(
+        &mut self,
+        kind: u8,
+        head: &Head,
+        body: &[&[u8]],
+        into: &mut [u8],
+        deadline: Instant,
+    ) -> Result<(u8, usize), TransferError> {
         let encoded = head.encode();
         let mut parts: Vec<&[u8]> = vec![&encoded];
         parts.extend(body);
@@ -224,14 +236,16 @@ impl RemoteRegion {
         self.sender.send(kind, &parts, deadline)?;
         self.next_request += 1;
         loop {
-            let (kind, answer, _) = self.answer(deadline)?;
+            let (kind, answer, body) = self.answer(deadline)?;
             if answer.request != head.request {
                 continue;
             }
-            return match answer.denial {
-                Some(denial) => Err(denial.into()),
-                None => Ok(kind),
-            };
+            if let Some(denial) = answer.denial {
+                return Err(denial.into());
+            }
+            let copied = body.len().min(into.len());
+            into[..copied].copy_from_slice(&body[..copied]);
+            return Ok((kind, body.len()));
         }
     }
 

@@ -19,8 +19,8 @@
 //! | 3 done | owner | |
 //! | 4 data | owner | the bytes |
 //! | 5 notify | holder | number u64, start u64 and length u64 of the whole range, then the bytes of its last part, if any |
-//! | 6 window | holder | where it is to be handed over: name u128, secret 32 |
-//! | 7 handed | owner | |
+//! | 6 window | holder | through shared memory where it is to be handed over: name u128, secret 32; over verbs a queue pair: 16 bytes, see `provider::verbs::window` |
+//! | 7 handed | owner | through shared memory nothing; over verbs what can be reached: 56 bytes, see there |
 
 use super::Denial;
 use crate::access::{Denied, Handle};

@@ -5,8 +5,9 @@
 //! byte moves, by the handle that it names and the peer that the link belongs to.
 //!
 //! Between processes of one machine the owner hands a holder a window onto the memory, and `put` and `get` are copies by the
-//! holder. Everywhere else, and for what a window does not let through, the server's thread does them. What they mean, and what is
-//! denied, is the same. `notify` tells the owner in the order of the holder's calls, so it always goes over the link.
+//! holder. Over reliable verbs links a window is a queue pair, and they are WRITE and READ by the holder's adapter. Everywhere else, and for
+//! what a window does not let through, the server's thread does them. What they mean, and what is denied, is the same. `notify` tells the
+//! owner in the order of the holder's calls, so it always goes over the link.
 
 mod client;
 mod message;

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::Denial;
 use super::message::{DATA, DONE, GET, HEAD_BYTES, Head, NOTIFY, PUT, Tidings, WINDOW};
+use super::native::Hands;
 use super::notices::{Notice, NoticeSender};
 use crate::Effects;
 use crate::access::{AccessTable, Operation};
 use crate::channel::{self, Broken, ChannelCloser, ChannelOptions, OpenError, Receiver, RecvError, SendError, Sender};
 use crate::frame::Fence;
 use crate::link::Link;
-use crate::provider::ProviderKind;
 
 /// How long to wait for a request before waiting again. What ends the link also ends the wait.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -28,8 +28,8 @@ pub struct RegionServer {
     peer: [u8; 32],
     table: AccessTable,
     notices: Option<NoticeSender>,
-    /// Whether the peer is a process of this machine, to which memory can be handed.
-    here: bool,
+    /// How the peer is given windows.
+    hands: Hands,
     /// Bytes on their way out, as many as fit a message.
     outgoing: Vec<u8>,
 }
@@ -48,10 +48,10 @@ impl RegionServer {
         table: AccessTable,
         effects: &Effects,
     ) -> Result<Self, OpenError> {
-        let here = link.provider() == ProviderKind::Shm;
+        let hands = Hands::over(&link);
         let (sender, receiver) = channel::duplex(link, fence, options, effects)?;
         let outgoing = vec![0; usize::try_from(options.slot_bytes).unwrap_or(usize::MAX).saturating_sub(HEAD_BYTES)];
-        Ok(Self { effects: effects.clone(), sender, receiver, peer, table, notices: None, here, outgoing })
+        Ok(Self { effects: effects.clone(), sender, receiver, peer, table, notices: None, hands, outgoing })
     }
 
     /// Tells what holders notify to whoever holds the other end of `notices`. Without one, they are denied.
@@ -119,8 +119,15 @@ impl RegionServer {
             },
             WINDOW if head.bytes == 0 => {
                 let opening = operation(None, 0);
-                match super::native::hand_over(&self.table, self.here, opening, head.generation, body) {
-                    Some(outcome) => outcome.map(|kind| (kind, 0)).map_err(Denial::from),
+                match self.hands.hand_over(&self.table, opening, head.generation, body) {
+                    Some(Ok((kind, answer))) => match self.outgoing.get_mut(..answer.len()) {
+                        Some(into) => {
+                            into.copy_from_slice(&answer);
+                            Ok((kind, answer.len()))
+                        }
+                        None => return Err(misbehaved("a request for a window whose answer does not fit a message")),
+                    },
+                    Some(Err(denied)) => Err(denied.into()),
                     None => return Err(misbehaved("a place for a window that cannot be read")),
                 }
             }

@@ -11,14 +11,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use super::device::{
-    Ask, Device, Devices, Done, FRAME_BYTES, Gid, Granted, InUse, Init, Pair, Port, ReadyToReceive, ReadyToSend, VerbsError, Way,
+    Ask, Device, Devices, Done, FRAME_BYTES, Gid, Granted, InUse, Init, Pair, Port, ReadyToReceive, ReadyToSend, Spot, VerbsError, Way,
 };
 use super::profile::Profile;
 use super::{VerbsOptions, VerbsProvider};
 use crate::Effects;
 use crate::link::lock;
 use crate::provider::{Desk, ProviderKind, StartError};
-use crate::region::Slot;
+use crate::region::{LentPages, Slot};
 
 const MESSAGE_BYTES_MAX: usize = 16_773_120;
 const DEPTH_MAX: u32 = 4095;
@@ -374,6 +374,23 @@ impl Pair for ApplePair {
             fabric.violation("the send queue was over-posted".to_owned());
         }
         Ok(())
+    }
+
+    fn post_write(&mut self, _: Slot, _: usize, _: Spot) -> Result<(), VerbsError> {
+        Err(self.device.refused("ibv_post_send", rustix::io::Errno::INVAL))
+    }
+
+    fn post_read(&mut self, _: Slot, _: usize, _: Spot) -> Result<(), VerbsError> {
+        Err(self.device.refused("ibv_post_send", rustix::io::Errno::INVAL))
+    }
+
+    fn expose(&mut self, _: &LentPages, _: usize, _: u32) -> Result<u32, VerbsError> {
+        Err(self.device.refused("ibv_reg_mr", rustix::io::Errno::INVAL))
+    }
+
+    fn destroy(&mut self) -> bool {
+        // Only dropping it does.
+        false
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), VerbsError> {

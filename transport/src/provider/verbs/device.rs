@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::profile::Profile;
-use crate::region::Slot;
+use crate::region::{LentPages, Slot};
 
 /// What Apple's queues count their depth in, in bytes. A message takes as many as it begins.
 pub(super) const FRAME_BYTES: usize = 4096;
@@ -107,6 +107,8 @@ pub(super) struct Ask {
     pub(super) completions: u32,
     /// Bytes that should be sent without the device reading memory.
     pub(super) inline_bytes: u32,
+    /// In a protection domain of its own: what is registered there, no other queue pair reaches, whatever key its peer may guess.
+    pub(super) alone: bool,
 }
 
 /// What was got, which may be more or less.
@@ -178,7 +180,23 @@ pub(super) struct Done {
     pub(super) failed: Option<u32>,
 }
 
-/// What exists on devices, counted as it is made and destroyed. A link is one of each.
+/// What a peer may do to memory by itself: bits of `ibv_access_flags`.
+pub(super) mod access {
+    pub(in super::super) const LOCAL_WRITE: u32 = 1;
+    pub(in super::super) const REMOTE_WRITE: u32 = 2;
+    pub(in super::super) const REMOTE_READ: u32 = 4;
+}
+
+/// Where in the peer's memory an operation goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spot {
+    /// As the peer's registration has it.
+    pub(super) address: u64,
+    /// The registration's key.
+    pub(super) key: u32,
+}
+
+/// What exists on devices, counted as it is made and destroyed. A link is one of each, and so is each end of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InUse {
     /// Queue pairs.
@@ -234,6 +252,20 @@ pub(super) trait Pair: Send {
 
     /// Sends the first bytes of a slot.
     fn post_send(&mut self, slot: Slot, bytes: usize) -> Result<(), VerbsError>;
+
+    /// Writes the first bytes of a slot to the peer's memory.
+    fn post_write(&mut self, slot: Slot, bytes: usize, to: Spot) -> Result<(), VerbsError>;
+
+    /// Reads bytes of the peer's memory to the start of a slot.
+    fn post_read(&mut self, slot: Slot, bytes: usize, from: Spot) -> Result<(), VerbsError>;
+
+    /// Lets the peer reach the first bytes of lent memory as far as `access` and that of the queue pair say, and gives the key. A queue pair
+    /// has slots or lent memory, not both.
+    fn expose(&mut self, memory: &LentPages, bytes: usize, access: u32) -> Result<u32, VerbsError>;
+
+    /// Destroys the queue pair, then its registration. `true`: the device has let go of all memory, and nothing that comes from the peer
+    /// can touch it any more. `false`: it refused, and may be asked again. Afterwards the pair is of no use.
+    fn destroy(&mut self) -> bool;
 
     /// Appends what is over by now.
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), VerbsError>;

@@ -27,6 +27,8 @@ use super::device::{Ask, Device, Gid, Port, VerbsError};
 use super::link::{Parts, VerbsLink};
 use super::pump::{self, Pump};
 use super::seats::Seats;
+#[cfg(target_os = "linux")]
+use super::window::{Rooms, Route};
 use super::wire::{CARD_BYTES, Card, PSN_MASK, READY};
 use crate::Effects;
 use crate::env::Instant;
@@ -61,6 +63,8 @@ pub(super) enum Failed {
 pub(super) struct Place {
     pub(super) device: Arc<dyn Device>,
     pub(super) seats: Seats,
+    #[cfg(target_os = "linux")]
+    pub(super) rooms: Rooms,
 }
 
 /// What both ends of a link need to make it.
@@ -120,6 +124,7 @@ impl Making {
             receive_depth: receives * cost,
             completions: sends + receives,
             inline_bytes: if profile.is_reliable() { INLINE_BYTES } else { 0 },
+            alone: false,
         };
         let mut pair = device.create(&ask)?;
         // What was asked for is not always what was given.
@@ -191,6 +196,15 @@ impl Making {
             peer: format!("{} on {}", far.ip(), device.name()),
             limits: limits.map(|limit| limit.message_bytes_max),
             silence_max,
+            #[cfg(target_os = "linux")]
+            route: Route {
+                device: Arc::clone(device),
+                port: port.number,
+                gid_index,
+                mtu: port.mtu.min(theirs.mtu),
+                peer: theirs.gid,
+                rooms: place.rooms.clone(),
+            },
         };
         Ok(VerbsLink::new(parts, Arc::clone(&self.effects.clock))?)
     }

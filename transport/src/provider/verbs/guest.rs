@@ -35,7 +35,7 @@ pub(crate) fn provider(effects: &Effects, profile: Profile, address: &str, silen
 }
 
 /// A provider on each of the two devices.
-pub(in crate::provider) fn providers(effects: &Effects, profile: Profile) -> [VerbsProvider; 2] {
+pub(crate) fn providers(effects: &Effects, profile: Profile) -> [VerbsProvider; 2] {
     addresses().map(|address| provider(effects, profile, &address, PATIENCE))
 }
 

@@ -21,6 +21,8 @@ use super::patience::Patience;
 use super::profile::Profile;
 use super::pump::{Chunk, Moved, Pump, Who, payload_check};
 use super::seats::Seat;
+#[cfg(target_os = "linux")]
+use super::window::{OneSided, Route};
 use super::wire::{HEADER_BYTES, Kind};
 use crate::env::{Clock, Instant};
 use crate::link::{CloseReason, Gate, Link, LinkHealth, NAP, RecvError, SendError, Vitals, lock, nap};
@@ -57,6 +59,8 @@ pub(super) struct Parts {
     /// Longest message that this end receives, and that the peer does.
     pub(super) limits: [u32; 2],
     pub(super) silence_max: Duration,
+    #[cfg(target_os = "linux")]
+    pub(super) route: Route,
 }
 
 struct Receiving {
@@ -93,6 +97,18 @@ pub(super) struct VerbsLink {
     /// When the peer was found gone, and how many chunks it sent, if it said so.
     gone: Mutex<Option<(Instant, Option<u64>)>>,
     sent_chunks: AtomicU64,
+    #[cfg(target_os = "linux")]
+    windows: Windows,
+}
+
+/// What a link knows of windows.
+#[cfg(target_os = "linux")]
+struct Windows {
+    route: Route,
+    /// Those onto this end's memory are numbered from 1.
+    last: AtomicU64,
+    /// Those onto the peer's have ended up to this one.
+    ended: AtomicU64,
 }
 
 impl VerbsLink {
@@ -115,6 +131,8 @@ impl VerbsLink {
             reader: Gate::new(Receiving { patience: Patience::new(), waiting: None }),
             gone: Mutex::new(None),
             sent_chunks: AtomicU64::new(0),
+            #[cfg(target_os = "linux")]
+            windows: Windows { route: parts.route, last: AtomicU64::new(0), ended: AtomicU64::new(0) },
             vitals: Vitals::new(clock.now()),
             clock,
         }))
@@ -163,6 +181,10 @@ impl VerbsLink {
         }
         if let Some(stamp) = moved.echoed {
             self.note_round_trip(stamp);
+        }
+        #[cfg(target_os = "linux")]
+        if let Some(number) = moved.ended {
+            self.windows.ended.fetch_max(number, Ordering::AcqRel);
         }
         for (who, concerned) in [(Who::Receiver, moved.arrived), (Who::Sender, moved.room)] {
             if concerned && std::mem::take(&mut pump.asleep[who as usize]) {
@@ -335,6 +357,54 @@ impl VerbsLink {
     }
 }
 
+/// For windows onto memory at either end.
+#[cfg(target_os = "linux")]
+impl VerbsLink {
+    /// The way to the peer.
+    pub(super) fn route(&self) -> &Route {
+        &self.windows.route
+    }
+
+    /// A number for a new window onto this end's memory.
+    pub(super) fn number_window(&self) -> u64 {
+        self.windows.last.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Tells the peer that its windows have ended up to this one. Never waits: where there is no room, it goes out later.
+    pub(super) fn tell_ended(&self, number: u64) {
+        if self.vitals.has_ended() {
+            return;
+        }
+        let mut pump = lock(&self.pump);
+        pump.tell_ended(number);
+        let spoken = pump.speak();
+        self.sent_chunks.store(pump.books().sent(), Ordering::Release);
+        drop(pump);
+        if let Err(reason) = spoken {
+            self.failed(reason);
+        }
+    }
+
+    /// Whether the peer has told that this window has ended.
+    pub(super) fn was_told_ended(&self, number: u64) -> bool {
+        number <= self.windows.ended.load(Ordering::Acquire)
+    }
+
+    /// Whether the link has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.vitals.has_ended()
+    }
+
+    /// Looks at what has come and whether the peer is there, for a thread that waits for something else. Never waits.
+    pub(super) fn glance(&self) {
+        self.look_at_anchor();
+        if !self.vitals.has_ended() {
+            // What it finds is told to whom it concerns.
+            drop(self.look(&mut lock(&self.pump)));
+        }
+    }
+}
+
 /// Copies from `parts`, beginning `at` bytes into their concatenation.
 fn fill(into: &mut [u8], parts: &[&[u8]], at: usize) {
     let (mut skip, mut done) = (at, 0);
@@ -364,6 +434,11 @@ impl Link for VerbsLink {
 
     fn message_bytes_max(&self) -> usize {
         self.send_max
+    }
+
+    #[cfg(target_os = "linux")]
+    fn one_sided(self: Arc<Self>) -> Option<OneSided> {
+        self.profile.is_reliable().then(|| OneSided::new(self))
     }
 
     fn send(&self, parts: &[&[u8]], deadline: Instant) -> Result<(), SendError> {

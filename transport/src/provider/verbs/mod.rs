@@ -4,8 +4,9 @@
 //! providers. Queue pairs are used in one of two ways, see [`Profile`]: `rc` where the adapter retransmits, `uc` within the narrow contract
 //! of Apple's library. Both SEND from registered slots into slots that the peer has posted, and never more than it has posted.
 //!
-//! A link's memory is its own, and the peer is never told an address or a key of it, so nothing here is written to by one-sided
-//! operations. (WRITE_WITH_IMM would save a receive's copy only if messages were received in place.)
+//! A link's memory is its own, and the peer is never told an address or a key of it, so none of it is written to by one-sided
+//! operations. (WRITE_WITH_IMM would save a receive's copy only if messages were received in place.) Memory that is lent is reached by queue
+//! pairs of its own.
 //!
 //! | module | what |
 //! |---|---|
@@ -19,6 +20,7 @@
 //! | `anchor` | the bootstrap connection, which ends with the peer |
 //! | `link` | messages in chunks, and waiting |
 //! | `seats` | how many links a device carries |
+//! | `window` | lent memory that the holder's adapter reaches by itself (`rc` on Linux) |
 
 mod accounts;
 mod anchor;
@@ -31,12 +33,16 @@ mod patience;
 mod profile;
 mod pump;
 mod seats;
+#[cfg(target_os = "linux")]
+pub(crate) mod window;
 mod wire;
 
 #[cfg(test)]
 pub(crate) mod apple;
 #[cfg(test)]
 pub(crate) mod guest;
+#[cfg(test)]
+pub(crate) mod reliable;
 #[cfg(test)]
 mod tests;
 
@@ -58,6 +64,8 @@ use seats::Seats;
 
 pub use device::{InUse, NoDevices};
 pub use profile::Profile;
+#[cfg(target_os = "linux")]
+pub use window::OneSided;
 
 const KIND: ProviderKind = ProviderKind::Verbs;
 
@@ -76,6 +84,11 @@ pub struct VerbsOptions {
     pub receives: u32,
     /// Chunks that a link has for sending, 16 or more. All chunks of a link are locked memory.
     pub sends: u32,
+    /// Windows that peers may have onto lent memory at once, on each device: a queue pair and a registration each. Beyond that a thread of
+    /// this node moves the bytes. A holder's end takes 2 MiB of locked memory.
+    pub windows: usize,
+    /// Bytes that may be open in all of them together. They are locked in memory, which the system may limit further (`ulimit -l`).
+    pub window_bytes: u64,
     /// How often a link says that it lives. A quarter of `silence_max` or less.
     pub keepalive_interval: Duration,
     /// A peer that was not heard for this long is taken for dead.
@@ -97,6 +110,8 @@ impl VerbsOptions {
             chunk_bytes,
             receives,
             sends,
+            windows: 64,
+            window_bytes: 64 * 1024 * 1024 * 1024,
             keepalive_interval: Duration::from_millis(300),
             silence_max: Duration::from_millis(1500),
             handshake_max: Duration::from_secs(2),
@@ -167,7 +182,13 @@ impl VerbsProvider {
             listening.push(listener.local_addr().map_err(|source| StartError::Listen { address: unknown, source })?);
         }
         let keepalive_interval = options.keepalive_interval;
-        let places = devices.into_iter().map(|device| Place { device, seats: Seats::default() }).collect();
+        let place = |device| Place {
+            device,
+            seats: Seats::default(),
+            #[cfg(target_os = "linux")]
+            rooms: window::Rooms::new(options.windows, options.window_bytes),
+        };
+        let places = devices.into_iter().map(place).collect();
         let reception = Reception::new("verbs", Arc::clone(&effects.spawner));
         let shared = Arc::new(Shared { making: Making { effects, options, places }, desk, listening, reception });
         // From here on dropping the provider ends what has been started.
@@ -211,7 +232,8 @@ impl Provider for VerbsProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { one_sided: false, remote: true, message_bytes_max: u32::MAX, rtt_guess_ns: 15_000 }
+        let one_sided = cfg!(target_os = "linux") && self.shared.making.options.profile.is_reliable();
+        Capabilities { one_sided, remote: true, message_bytes_max: u32::MAX, rtt_guess_ns: 15_000 }
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {

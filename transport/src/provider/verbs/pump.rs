@@ -9,7 +9,7 @@ use super::wire::{HEADER_BYTES, Header, Kind};
 use crate::link::CloseReason;
 use crate::region::Slot;
 
-/// A keep-alive's payload.
+/// The payload of a keep-alive, and of the word that windows have ended.
 const STAMP_BYTES: usize = 8;
 
 /// Who may be asleep.
@@ -46,6 +46,8 @@ pub(super) struct Moved {
     pub(super) heard: bool,
     /// A keep-alive came back: this is when it was sent.
     pub(super) echoed: Option<u64>,
+    /// Windows onto the peer's memory have ended, up to this one.
+    pub(super) ended: Option<u64>,
 }
 
 /// See the module.
@@ -62,6 +64,8 @@ pub(super) struct Pump {
     done: Vec<Done>,
     /// A keep-alive of the peer's that is to be echoed.
     echo: Option<u64>,
+    /// Windows onto this end's memory have ended, up to this one, and the peer is to be told.
+    ended: Option<u64>,
     /// Whether each of [`Who`] sleeps or is about to.
     pub(super) asleep: [bool; 2],
 }
@@ -91,7 +95,7 @@ impl Pump {
     pub(super) fn new(parts: Parts) -> Self {
         let Parts { pair, books, profile, chunk_bytes, salts, free } = parts;
         let (arrived, done) = (VecDeque::new(), Vec::new());
-        Self { pair, books, profile, chunk_bytes, salts, free, arrived, done, echo: None, asleep: [false; 2] }
+        Self { pair, books, profile, chunk_bytes, salts, free, arrived, done, echo: None, ended: None, asleep: [false; 2] }
     }
 
     pub(super) fn books(&self) -> &Accounts {
@@ -145,15 +149,16 @@ impl Pump {
                 return Ok(());
             }
             Kind::Note => {}
-            Kind::Ping | Kind::Pong => {
+            Kind::Ping | Kind::Pong | Kind::Ended => {
                 let payload = chunk.payload();
                 let stamp = <[u8; STAMP_BYTES]>::try_from(payload).ok().map(u64::from_le_bytes).filter(|_| {
                     // What a device could have changed is checked before it is believed.
                     payload_check(self.profile, self.salts[1], payload) == header.payload_check
                 });
-                let Some(stamp) = stamp else { return Err(CloseReason::Broken("a keep-alive was damaged on its way".to_owned())) };
+                let Some(stamp) = stamp else { return Err(CloseReason::Broken("a short word was damaged on its way".to_owned())) };
                 match header.kind {
                     Kind::Ping => self.echo = Some(stamp),
+                    Kind::Ended => moved.ended = moved.ended.max(Some(stamp)),
                     _ => moved.echoed = Some(stamp),
                 }
             }
@@ -168,6 +173,11 @@ impl Pump {
         {
             self.echo = None;
         }
+        if let Some(number) = self.ended
+            && self.beat(Kind::Ended, number)?
+        {
+            self.ended = None;
+        }
         if self.books.note_due()
             && self.books.sendable(Purpose::Note) > 0
             && let Some(slot) = self.free.pop()
@@ -177,7 +187,12 @@ impl Pump {
         Ok(())
     }
 
-    /// Sends a keep-alive or its echo, if that is possible now.
+    /// Tells the peer, as soon as that is possible, that windows up to this one have ended.
+    pub(super) fn tell_ended(&mut self, number: u64) {
+        self.ended = self.ended.max(Some(number));
+    }
+
+    /// Sends a keep-alive, its echo, or as short a word, if that is possible now.
     pub(super) fn beat(&mut self, kind: Kind, stamp: u64) -> Result<bool, CloseReason> {
         if self.books.sendable(Purpose::Beat) == 0 {
             return Ok(false);

@@ -317,7 +317,7 @@ fn a_peer_that_lies_about_its_queue_pair_gets_no_link_and_leaves_nothing() {
 }
 
 fn bare(device: &impl Device, depth: u32) -> (Box<dyn Pair>, Vec<Slot>) {
-    let ask = Ask { profile: Profile::Uc, send_depth: depth, receive_depth: depth, completions: 64, inline_bytes: 0 };
+    let ask = Ask { profile: Profile::Uc, send_depth: depth, receive_depth: depth, completions: 64, inline_bytes: 0, alone: false };
     let mut pair = device.create(&ask).unwrap();
     let slots = Region::slots(16, 8192).unwrap();
     pair.register(&slots).unwrap();
@@ -396,7 +396,7 @@ fn the_simulated_device_is_as_strict_as_the_real_one() {
     assert_eq!(fabric.delivered() - before, 4);
     // The eleventh queue pair is refused, and from then on all.
     let mut pairs: Vec<_> = (0..9).map(|_| bare(&one, 8)).collect();
-    let ask = Ask { profile: Profile::Uc, send_depth: 8, receive_depth: 8, completions: 16, inline_bytes: 0 };
+    let ask = Ask { profile: Profile::Uc, send_depth: 8, receive_depth: 8, completions: 16, inline_bytes: 0, alone: false };
     assert!(matches!(one.create(&ask), Err(VerbsError::Call { code, .. }) if code == rustix::io::Errno::BUSY.raw_os_error()));
     pairs.clear();
     assert!(one.create(&ask).is_err());

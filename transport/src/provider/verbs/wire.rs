@@ -108,6 +108,8 @@ pub(super) enum Kind {
     Ping,
     /// The echo.
     Pong,
+    /// Windows onto the sender's memory have ended: all up to the number that is its payload.
+    Ended,
 }
 
 /// A chunk's header.
@@ -145,6 +147,7 @@ impl Header {
             Kind::Note => 3,
             Kind::Ping => 4,
             Kind::Pong => 5,
+            Kind::Ended => 6,
         };
         let check = crc32c::crc32c_append(salt, &out[4..]);
         out[..4].copy_from_slice(&check.to_le_bytes());
@@ -168,6 +171,7 @@ impl Header {
             3 => Kind::Note,
             4 => Kind::Ping,
             5 => Kind::Pong,
+            6 => Kind::Ended,
             _ => return Err("it is of a kind that this version does not know"),
         };
         let length = word(header, 24);
@@ -232,6 +236,10 @@ mod tests {
         assert_eq!(bytes[36..], [0; 4]);
         assert_eq!(bytes[..4], [0xac, 0x1d, 0x0e, 0xd5]);
         assert_eq!(HEADER.encode(0x0102_0304)[..4], [0xb4, 0x75, 0xa7, 0xdf]);
+        for (number, kind) in (1..).zip([Kind::First, Kind::More, Kind::Note, Kind::Ping, Kind::Pong, Kind::Ended]) {
+            let bytes = Header { kind, ..HEADER }.encode(7);
+            assert_eq!((bytes[32], Header::decode(&bytes, 7, 100).map(|header| header.kind)), (number, Ok(kind)));
+        }
     }
 
     proptest! {

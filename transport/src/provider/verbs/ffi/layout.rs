@@ -76,7 +76,7 @@ pub(super) struct RawMr {
     length: usize,
     handle: u32,
     pub(super) lkey: u32,
-    rkey: u32,
+    pub(super) rkey: u32,
 }
 
 /// A piece of registered memory.
@@ -88,6 +88,21 @@ pub(super) struct RawSge {
     pub(super) lkey: u32,
 }
 
+/// Where a one-sided operation goes: the arm `rdma` of a send request's union.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct RawRemote {
+    pub(super) remote_addr: u64,
+    pub(super) rkey: u32,
+    unused: u32,
+}
+
+impl RawRemote {
+    pub(super) fn new(remote_addr: u64, rkey: u32) -> Self {
+        Self { remote_addr, rkey, unused: 0 }
+    }
+}
+
 #[repr(C)]
 pub(super) struct RawSendWr {
     pub(super) wr_id: u64,
@@ -97,8 +112,10 @@ pub(super) struct RawSendWr {
     pub(super) opcode: u32,
     pub(super) send_flags: u32,
     pub(super) imm_data: u32,
-    /// Addresses of one-sided and datagram operations, of which SEND has none.
-    pub(super) remote: [u64; 11],
+    /// SEND has none.
+    pub(super) remote: RawRemote,
+    /// The rest of the union, and what only other kinds of queue pairs have.
+    pub(super) rest: [u64; 9],
 }
 
 #[repr(C)]
@@ -224,14 +241,14 @@ pub(super) const QPT_UC: u32 = 3;
 pub(super) const QPS_INIT: u32 = 1;
 pub(super) const QPS_RTR: u32 = 2;
 pub(super) const QPS_RTS: u32 = 3;
+pub(super) const WR_RDMA_WRITE: u32 = 0;
 pub(super) const WR_SEND: u32 = 2;
+pub(super) const WR_RDMA_READ: u32 = 4;
 pub(super) const SEND_SIGNALED: u32 = 2;
 pub(super) const SEND_INLINE: u32 = 8;
 pub(super) const WC_RECV: u32 = 128;
 pub(super) const PORT_ACTIVE: u32 = 4;
 pub(super) const GID_TYPE_ROCE_V2: u32 = 2;
-/// A registration's right for the device to write to it.
-pub(super) const ACCESS_LOCAL_WRITE: c_int = 1;
 
 /// Bits of `ibv_modify_qp`'s mask.
 pub(super) mod mask {
@@ -265,7 +282,8 @@ const _: () = {
     assert!(size_of::<RawSge>() == 16 && at!(RawSge, length) == 8 && at!(RawSge, lkey) == 12);
     assert!(size_of::<RawSendWr>() == 128 && at!(RawSendWr, sg_list) == 16 && at!(RawSendWr, num_sge) == 24);
     assert!(at!(RawSendWr, opcode) == 28 && at!(RawSendWr, send_flags) == 32 && at!(RawSendWr, imm_data) == 36);
-    assert!(at!(RawSendWr, remote) == 40);
+    assert!(at!(RawSendWr, remote) == 40 && at!(RawSendWr, rest) == 56);
+    assert!(size_of::<RawRemote>() == 16 && at!(RawRemote, remote_addr) == 0 && at!(RawRemote, rkey) == 8);
     assert!(size_of::<RawRecvWr>() == 32 && at!(RawRecvWr, sg_list) == 16 && at!(RawRecvWr, num_sge) == 24);
     assert!(size_of::<RawWc>() == 48 && at!(RawWc, status) == 8 && at!(RawWc, opcode) == 12 && at!(RawWc, byte_len) == 20);
     assert!(at!(RawWc, qp_num) == 28 && at!(RawWc, wc_flags) == 36);

@@ -20,16 +20,17 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use layout::{
-    GID_TYPE_ROCE_V2, PORT_ACTIVE, QPS_INIT, QPS_RTR, QPS_RTS, RawAh, RawQpAttr, RawQpCap, RawRecvWr, RawSendWr, RawSge, RawWc,
-    SEND_INLINE, SEND_SIGNALED, WC_RECV, WR_SEND, mask,
+    GID_TYPE_ROCE_V2, PORT_ACTIVE, QPS_INIT, QPS_RTR, QPS_RTS, RawAh, RawQpAttr, RawQpCap, RawRecvWr, RawRemote, RawSendWr, RawSge, RawWc,
+    SEND_INLINE, SEND_SIGNALED, WC_RECV, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND, mask,
 };
 use library::Verbs;
 use objects::{Context, Cq, Mr, Pd, Qp};
 
 use super::device::{
-    Ask, Device, Devices, Done, Gid, Granted, InUse, Init, NoDevices, Pair, Port, ReadyToReceive, ReadyToSend, VerbsError, Way,
+    Ask, Device, Devices, Done, Gid, Granted, InUse, Init, NoDevices, Pair, Port, ReadyToReceive, ReadyToSend, Spot, VerbsError, Way,
+    access,
 };
-use crate::region::Slot;
+use crate::region::{LentPages, Slot};
 
 /// Ports of an adapter that are looked for.
 const PORTS_MAX: u8 = 2;
@@ -120,8 +121,9 @@ impl Device for FfiDevice {
             max_recv_sge: 1,
             max_inline_data: ask.inline_bytes,
         };
-        let (qp, granted) = Qp::new(&self.pd, cq, ask.profile, cap)?;
-        Ok(Box::new(FfiPair { qp: Some(qp), mr: None, pd: Arc::clone(&self.pd), posted: Vec::new(), free: Vec::new(), granted }))
+        let pd = if ask.alone { Pd::new(&self.pd.context)? } else { Arc::clone(&self.pd) };
+        let (qp, granted) = Qp::new(&pd, cq, ask.profile, cap)?;
+        Ok(Box::new(FfiPair { qp: Some(qp), mr: None, lent: None, pd, posted: Vec::new(), free: Vec::new(), granted }))
     }
 
     fn in_use(&self) -> InUse {
@@ -133,6 +135,8 @@ impl Device for FfiDevice {
 struct FfiPair {
     qp: Option<Qp>,
     mr: Option<Mr>,
+    /// What is registered, if it is lent memory.
+    lent: Option<LentPages>,
     pd: Arc<Pd>,
     /// By the work request's number.
     posted: Vec<Option<Slot>>,
@@ -178,6 +182,28 @@ impl FfiPair {
         }
     }
 
+    fn post(&mut self, opcode: u32, mut slot: Slot, bytes: usize, remote: RawRemote) -> Result<(), VerbsError> {
+        const CALL: &str = "ibv_post_send";
+        let mut piece = self.piece(CALL, &mut slot, bytes)?;
+        let at = self.keep(slot);
+        // What is read is written to the slot, which nothing can stand in for.
+        let inline = if opcode != WR_RDMA_READ && piece.length <= self.granted.max_inline_data { SEND_INLINE } else { 0 };
+        let mut request = RawSendWr {
+            wr_id: at as u64,
+            next: null_mut(),
+            sg_list: &raw mut piece,
+            num_sge: 1,
+            opcode,
+            send_flags: SEND_SIGNALED | inline,
+            imm_data: 0,
+            remote,
+            rest: [0; 9],
+        };
+        let Some(qp) = &mut self.qp else { return Err(self.refused(CALL)) };
+        // SAFETY: as in `post_receive`. The peer's memory is named by address and key only: what is there is the peer's to say.
+        unsafe { qp.post_send(&mut request) }
+    }
+
     fn release(&mut self, at: u64) -> Option<Slot> {
         let at = usize::try_from(at).ok()?;
         let slot = self.posted.get_mut(at)?.take()?;
@@ -207,7 +233,7 @@ impl Pair for FfiPair {
         }
         // SAFETY: the range is exactly that of the slots, which are one mapping that lives as long as any of them; pages that the device
         // knows stay in memory even after that. It is told of a slot only while `posted` owns it.
-        self.mr = Some(unsafe { Mr::new(&self.pd, start as *mut _, total) }?);
+        self.mr = Some(unsafe { Mr::new(&self.pd, start as *mut _, total, access::LOCAL_WRITE) }?);
         Ok(())
     }
 
@@ -267,24 +293,46 @@ impl Pair for FfiPair {
         unsafe { qp.post_recv(&mut request) }
     }
 
-    fn post_send(&mut self, mut slot: Slot, bytes: usize) -> Result<(), VerbsError> {
-        const CALL: &str = "ibv_post_send";
-        let mut piece = self.piece(CALL, &mut slot, bytes)?;
-        let at = self.keep(slot);
-        let inline = if piece.length <= self.granted.max_inline_data { SEND_INLINE } else { 0 };
-        let mut request = RawSendWr {
-            wr_id: at as u64,
-            next: null_mut(),
-            sg_list: &raw mut piece,
-            num_sge: 1,
-            opcode: WR_SEND,
-            send_flags: SEND_SIGNALED | inline,
-            imm_data: 0,
-            remote: [0; 11],
-        };
-        let Some(qp) = &mut self.qp else { return Err(self.refused(CALL)) };
-        // SAFETY: as in `post_receive`.
-        unsafe { qp.post_send(&mut request) }
+    fn post_send(&mut self, slot: Slot, bytes: usize) -> Result<(), VerbsError> {
+        self.post(WR_SEND, slot, bytes, RawRemote::default())
+    }
+
+    fn post_write(&mut self, slot: Slot, bytes: usize, to: Spot) -> Result<(), VerbsError> {
+        self.post(WR_RDMA_WRITE, slot, bytes, RawRemote::new(to.address, to.key))
+    }
+
+    fn post_read(&mut self, slot: Slot, bytes: usize, from: Spot) -> Result<(), VerbsError> {
+        self.post(WR_RDMA_READ, slot, bytes, RawRemote::new(from.address, from.key))
+    }
+
+    fn expose(&mut self, memory: &LentPages, bytes: usize, rights: u32) -> Result<u32, VerbsError> {
+        if self.mr.is_some() || bytes == 0 || bytes > memory.len() {
+            return Err(self.refused("ibv_reg_mr"));
+        }
+        let local = if rights & access::REMOTE_WRITE == 0 { 0 } else { access::LOCAL_WRITE };
+        self.lent = Some(memory.clone());
+        // SAFETY: the range lies inside of the mapping, which `lent` keeps until the registration is gone. It is lent memory: nobody has a
+        // reference into it, it is only copied, and others may change it at any time.
+        let mr = unsafe { Mr::new(&self.pd, memory.start().cast(), bytes, local | rights) }?;
+        let key = mr.remote_key();
+        self.mr = Some(mr);
+        Ok(key)
+    }
+
+    fn destroy(&mut self) -> bool {
+        // The queue pair first: only then does the device let go of the slots. Should it not be destroyed, taking the registration back
+        // makes their memory unknown to the device, and they are freed after that.
+        if let Some(qp) = self.qp.take() {
+            self.qp = qp.destroy().err();
+        }
+        if self.mr.as_mut().is_none_or(Mr::destroy) {
+            self.mr = None;
+        }
+        let gone = self.qp.is_none() && self.mr.is_none();
+        if gone {
+            self.lent = None;
+        }
+        gone
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), VerbsError> {
@@ -323,10 +371,11 @@ impl Pair for FfiPair {
 
 impl Drop for FfiPair {
     fn drop(&mut self) {
-        // The queue pair first: only then does the device let go of the slots. Should it not be destroyed, taking the registration back
-        // makes their memory unknown to the device, and they are freed after that.
-        self.qp = None;
-        self.mr = None;
+        if !self.destroy()
+            && let Some(lent) = self.lent.take()
+        {
+            self.pd.context.keep(lent);
+        }
     }
 }
 

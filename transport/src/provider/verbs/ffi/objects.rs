@@ -6,16 +6,18 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::layout::{
-    ACCESS_LOCAL_WRITE, QPT_RC, QPT_UC, RawChannel, RawContext, RawCq, RawDevice, RawGidEntry, RawMr, RawPd, RawPort, RawQp, RawQpAttr,
-    RawQpCap, RawQpInit, RawRecvWr, RawSendWr, RawWc, mask,
+    QPT_RC, QPT_UC, RawChannel, RawContext, RawCq, RawDevice, RawGidEntry, RawMr, RawPd, RawPort, RawQp, RawQpAttr, RawQpCap, RawQpInit,
+    RawRecvWr, RawSendWr, RawWc, mask,
 };
 use super::library::Verbs;
+use crate::link::lock;
 use crate::provider::verbs::device::{InUse, VerbsError};
 use crate::provider::verbs::profile::Profile;
+use crate::region::LentPages;
 
 /// What a registration that fails most likely lacks.
 const MEMLOCK: &str = "; the limit of locked memory (ulimit -l) may be too low";
@@ -28,6 +30,8 @@ pub(super) struct Context {
     pairs: AtomicUsize,
     completion_queues: AtomicUsize,
     registrations: AtomicUsize,
+    /// Lent memory that the device did not let go of: mapped until the device is closed.
+    stuck: Mutex<Vec<LentPages>>,
 }
 
 // SAFETY: the library's functions may be called for one device from any thread, and from several at once; what this crate changes
@@ -52,7 +56,13 @@ impl Context {
             pairs: AtomicUsize::new(0),
             completion_queues: AtomicUsize::new(0),
             registrations: AtomicUsize::new(0),
+            stuck: Mutex::default(),
         }))
+    }
+
+    /// Keeps pages that the device still knows.
+    pub(super) fn keep(&self, pages: LentPages) {
+        lock(&self.stuck).push(pages);
     }
 
     pub(super) fn in_use(&self) -> InUse {
@@ -145,8 +155,10 @@ impl Drop for Pd {
 
 /// Memory that the device may read and write.
 pub(super) struct Mr {
-    raw: NonNull<RawMr>,
+    /// None once it has been deregistered.
+    raw: Option<NonNull<RawMr>>,
     lkey: u32,
+    rkey: u32,
     start: usize,
     bytes: usize,
     pd: Arc<Pd>,
@@ -156,17 +168,21 @@ pub(super) struct Mr {
 unsafe impl Send for Mr {}
 
 impl Mr {
+    /// `access` are bits of `ibv_access_flags`.
+    ///
     /// # Safety
-    /// The memory must stay mapped, and the device may only be told to touch a part of it while nobody else does.
-    pub(super) unsafe fn new(pd: &Arc<Pd>, start: *mut c_void, bytes: usize) -> Result<Self, VerbsError> {
+    /// The memory must stay mapped. The device may only be told to touch a part of it while nobody else does, or where nobody has a reference
+    /// into it: by this end's requests, or by the peer's if `access` lets it.
+    pub(super) unsafe fn new(pd: &Arc<Pd>, start: *mut c_void, bytes: usize, access: u32) -> Result<Self, VerbsError> {
         let context = &pd.context;
+        let access = c_int::try_from(access).unwrap_or(0);
         // SAFETY: the domain is alive; the memory is the caller's promise.
-        let raw = unsafe { (context.verbs.reg_mr)(pd.raw.as_ptr(), start, bytes, ACCESS_LOCAL_WRITE) };
+        let raw = unsafe { (context.verbs.reg_mr)(pd.raw.as_ptr(), start, bytes, access) };
         let Some(raw) = NonNull::new(raw) else { return Err(last_error("ibv_reg_mr", &context.name, MEMLOCK)) };
         context.registrations.fetch_add(1, Ordering::AcqRel);
-        // SAFETY: the library gave a registration, whose key lies where `layout` says.
-        let lkey = unsafe { raw.as_ref() }.lkey;
-        Ok(Self { raw, lkey, start: start as usize, bytes, pd: Arc::clone(pd) })
+        // SAFETY: the library gave a registration, whose keys lie where `layout` says.
+        let RawMr { lkey, rkey, .. } = *unsafe { raw.as_ref() };
+        Ok(Self { raw: Some(raw), lkey, rkey, start: start as usize, bytes, pd: Arc::clone(pd) })
     }
 
     /// The key with which the device may touch this memory, if it is all part of the registration.
@@ -174,17 +190,31 @@ impl Mr {
         let end = start.checked_add(bytes)?;
         (start >= self.start && end <= self.start + self.bytes).then_some(self.lkey)
     }
+
+    /// The key with which the peer may, as far as it may.
+    pub(super) fn remote_key(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Deregisters it, if that has not been done; whether it is done now.
+    pub(super) fn destroy(&mut self) -> bool {
+        let context = &self.pd.context;
+        let Some(raw) = self.raw else { return true };
+        // SAFETY: it was registered once and has not been deregistered; the queue pair that used it is gone, or was refused to go (see
+        // `super::FfiPair`).
+        let code = unsafe { (context.verbs.dereg_mr)(raw.as_ptr()) };
+        left_over("ibv_dereg_mr", &context.name, code);
+        if code == 0 {
+            self.raw = None;
+            context.registrations.fetch_sub(1, Ordering::AcqRel);
+        }
+        code == 0
+    }
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        let context = &self.pd.context;
-        // SAFETY: it was registered once and is deregistered once; the queue pair that used it is gone (see `super::FfiPair`).
-        let code = unsafe { (context.verbs.dereg_mr)(self.raw.as_ptr()) };
-        left_over("ibv_dereg_mr", &context.name, code);
-        if code == 0 {
-            context.registrations.fetch_sub(1, Ordering::AcqRel);
-        }
+        self.destroy();
     }
 }
 
@@ -303,6 +333,7 @@ impl Drop for Cq {
 /// A queue pair.
 pub(super) struct Qp {
     raw: NonNull<RawQp>,
+    destroyed: bool,
     pub(super) cq: Cq,
     pd: Arc<Pd>,
 }
@@ -327,7 +358,7 @@ impl Qp {
         let raw = unsafe { (context.verbs.create_qp)(pd.raw.as_ptr(), &raw mut init) };
         let Some(raw) = NonNull::new(raw) else { return Err(last_error("ibv_create_qp", &context.name, "")) };
         context.pairs.fetch_add(1, Ordering::AcqRel);
-        let qp = Self { raw, cq, pd: Arc::clone(pd) };
+        let qp = Self { raw, destroyed: false, cq, pd: Arc::clone(pd) };
         let (mut attributes, mut again) = (RawQpAttr::default(), RawQpInit { cap: RawQpCap::default(), ..init });
         // SAFETY: the queue pair is alive, and both structures are there to be written.
         let code = unsafe { (context.verbs.query_qp)(raw.as_ptr(), &raw mut attributes, mask::CAP, &raw mut again) };
@@ -372,15 +403,30 @@ impl Qp {
     }
 }
 
+impl Qp {
+    /// Destroys it and its completion queue, or gives it back if the library refuses.
+    pub(super) fn destroy(mut self) -> Result<(), Self> {
+        if self.try_destroy() { Ok(()) } else { Err(self) }
+    }
+
+    fn try_destroy(&mut self) -> bool {
+        let context = &self.pd.context;
+        if !self.destroyed {
+            // It is destroyed as it is: moving it to the error state first has upset Apple's library.
+            // SAFETY: made once, destroyed once; nobody else has it, and it is not used afterwards: `destroy` takes it.
+            let code = unsafe { (context.verbs.destroy_qp)(self.raw.as_ptr()) };
+            left_over("ibv_destroy_qp", &context.name, code);
+            if code == 0 {
+                self.destroyed = true;
+                context.pairs.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        self.destroyed
+    }
+}
+
 impl Drop for Qp {
     fn drop(&mut self) {
-        let context = &self.pd.context;
-        // It is destroyed as it is: moving it to the error state first has upset Apple's library.
-        // SAFETY: made once, destroyed once; nobody else has it.
-        let code = unsafe { (context.verbs.destroy_qp)(self.raw.as_ptr()) };
-        left_over("ibv_destroy_qp", &context.name, code);
-        if code == 0 {
-            context.pairs.fetch_sub(1, Ordering::AcqRel);
-        }
+        self.try_destroy();
     }
 }
