@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::Shared;
 use super::answer::{Ended, Shape};
-use super::chat::{Streamed, fingerprint, named, stream};
+use super::chat::{Streamed, named, stream};
 use super::error::ApiError;
 use super::told::{Mark, Resume, Telling};
 use crate::{End, Generation, RequestId};
@@ -98,8 +98,7 @@ pub(super) async fn request(
         headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).is_some_and(|text| text.contains("text/event-stream"));
     let id = named_by(&name);
     let generation = shared.node.resume(id, false).await?.ok_or_else(|| unknown(&name))?;
-    let mut shape = Shape::of(generation.request()).ok_or_else(|| unknown(&name))?;
-    shape.fingerprint = fingerprint(&shared, generation.instance());
+    let shape = Shape::of(generation.request()).ok_or_else(|| unknown(&name))?;
     let response = match (shown, wants_stream) {
         (None, false) => so_far(shape, generation).await?,
         (shown, _) => {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::client::{Board, Outcome};
 
 /// How long after a kill the pause that it makes may begin: what is on its way still arrives.
-const BEGINS: Duration = Duration::from_millis(1000);
+const BEGINS: Duration = Duration::from_millis(250);
 
 /// The part that a killed node had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
