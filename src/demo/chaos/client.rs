@@ -189,7 +189,7 @@ impl Asker {
             let place = usize::try_from(self.chance.below(self.references.len() as u64)).unwrap_or(0);
             let reference = self.references[place].clone();
             self.outcome.streams += 1;
-            let name = format!("{:016x}{:016x}", self.name, (self.number as u64) << 32 | u64::from(self.outcome.streams));
+            let name = format!("{:016x}{:016x}", self.name, ((self.number as u64) << 32) | u64::from(self.outcome.streams));
             let what = format!("stream {}.{} (question {place}, request {name})", self.number, self.outcome.streams);
             match self.ask(&reference, &name).await {
                 Went::Failed(why) => self.outcome.failed.push(format!("{what}: {why}")),
