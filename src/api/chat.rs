@@ -18,7 +18,7 @@ use super::parameters::{self, Asked};
 use super::requests::{REQUEST_HEADER, chosen, seed_of};
 use super::told::{Resume, Telling, Told};
 use super::{Shared, models};
-use crate::{Generation, InstanceId, Piece, RequestId, TokenEvent, Unread};
+use crate::{Generation, Piece, RequestId, TokenEvent, Unread};
 
 type Body = Result<Bytes, BytesRejection>;
 
@@ -32,10 +32,18 @@ pub(super) async fn text(State(shared): State<Shared>, headers: HeaderMap, body:
     answer(shared, Dialect::Text, asked, &headers).await
 }
 
-/// What an instance's answers are made with, as far as a client can tell.
-pub(super) fn fingerprint(shared: &Shared, instance: InstanceId) -> Option<String> {
-    let instance = shared.node.instances().into_iter().find(|known| known.instance == instance)?;
-    let digest: String = instance.sha256.chars().take(10).collect();
+/// What a model's answers are made with, as far as a client can tell.
+async fn fingerprint(shared: &Shared, model: &str) -> Option<String> {
+    let sha256 = match shared.node.catalog().resolve(model).await {
+        Ok(local) => local.sha256,
+        Err(_) => {
+            let name = shared.node.catalog().parse(model).ok()?.to_string();
+            let view = shared.node.view();
+            let found = view.alive().find_map(|(_, member)| member.card.models.iter().find(|known| known.name == name));
+            found?.sha256.clone()
+        }
+    };
+    let digest: String = sha256.chars().take(10).collect();
     Some(format!("shoal_{}_{digest}", env!("CARGO_PKG_VERSION")))
 }
 
@@ -50,6 +58,7 @@ async fn answer(shared: Shared, dialect: Dialect, mut asked: Asked, headers: &He
         asked.options.sampling.seed = chosen.map_or_else(|| node.env().rng.next_u64("request seed"), seed_of);
     }
     let mut shape = Shape::new(dialect, &asked, id, shared.unix_seconds());
+    shape.fingerprint = fingerprint(&shared, &asked.model).await;
     asked.options.unread = match (asked.background, asked.stream || chosen.is_some()) {
         (true, _) => Unread::GoOn,
         (false, true) => Unread::Wait,
@@ -70,12 +79,11 @@ async fn answer(shared: Shared, dialect: Dialect, mut asked: Asked, headers: &He
             if before != now {
                 return Err(other());
             }
-            shape.created = first.created;
+            (shape.created, shape.fingerprint) = (first.created, first.fingerprint);
             generation
         }
         None => node.generate(&asked.model, asked.options).await?,
     };
-    shape.fingerprint = fingerprint(&shared, generation.instance());
     let response = match asked.stream {
         true => stream(Streamed::new(Telling::new(shape), generation, None)?),
         false => whole(shape, generation).await?,

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::Shared;
 use super::answer::{Ended, Shape};
-use super::chat::{Streamed, fingerprint, named, stream};
+use super::chat::{Streamed, named, stream};
 use super::error::ApiError;
 use super::told::{Mark, Resume, Telling};
 use crate::{End, Generation, RequestId};
@@ -61,13 +61,13 @@ pub(super) fn seed_of(id: RequestId) -> u64 {
 /// From where a client wants to go on.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct From {
+pub(super) struct After {
     after: Option<String>,
     hash: Option<String>,
 }
 
 /// What a client was shown, if it says so.
-fn shown(from: &From, headers: &HeaderMap) -> Result<Option<Mark>, ApiError> {
+fn shown(from: &After, headers: &HeaderMap) -> Result<Option<Mark>, ApiError> {
     let number = "a number of events, alone or with a hash as in the events' ids";
     let last = headers.get(LAST_EVENT_HEADER).map(|value| value.to_str().unwrap_or(""));
     // A browser that comes back by itself asks for the same address, and says in the header what it has by now.
@@ -88,7 +88,7 @@ fn shown(from: &From, headers: &HeaderMap) -> Result<Option<Mark>, ApiError> {
 pub(super) async fn request(
     State(shared): State<Shared>,
     Path(name): Path<String>,
-    from: Result<Query<From>, axum::extract::rejection::QueryRejection>,
+    from: Result<Query<After>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let Query(from) = from.map_err(|rejection| ApiError::parameter("after", rejection.body_text()))?;
@@ -98,8 +98,7 @@ pub(super) async fn request(
         headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).is_some_and(|text| text.contains("text/event-stream"));
     let id = named_by(&name);
     let generation = shared.node.resume(id, false).await?.ok_or_else(|| unknown(&name))?;
-    let mut shape = Shape::of(generation.request()).ok_or_else(|| unknown(&name))?;
-    shape.fingerprint = fingerprint(&shared, generation.instance());
+    let shape = Shape::of(generation.request()).ok_or_else(|| unknown(&name))?;
     let response = match (shown, wants_stream) {
         (None, false) => so_far(shape, generation).await?,
         (shown, _) => {
@@ -191,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_was_shown_is_said_by_the_header_or_the_query() {
-        let from = |after: Option<&str>, hash: Option<&str>| From { after: after.map(str::to_owned), hash: hash.map(str::to_owned) };
+        let from = |after: Option<&str>, hash: Option<&str>| After { after: after.map(str::to_owned), hash: hash.map(str::to_owned) };
         let none = HeaderMap::new();
         let (hash, other) = ("e3b0c44298fc1c14", "0123456789abcdef");
         let mark = |events, hash: Option<&str>| Some(Mark { events, hash: hash.map(str::to_owned) });

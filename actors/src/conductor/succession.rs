@@ -227,3 +227,40 @@ pub(super) async fn describe(ground: &Ground, order: &Order) {
     // The others are told as well, without waiting for them.
     ground.env.spawner.task("describe", Box::pin(async move { drop(join_all(calls).await) }));
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::conductor::instance::{InstanceState, InstanceSummary};
+    use crate::membership::{MemberState, MemberView, test_card};
+
+    #[test]
+    fn a_conductor_that_was_started_anew_is_not_back() {
+        let (me, conductor, instance) = (NodeId([1; 32]), NodeId([2; 32]), InstanceId(7));
+        let term = |counter| Term { counter, node: conductor };
+        let summary = |counter| InstanceSummary {
+            instance,
+            model: "m".to_owned(),
+            sha256: "aa".to_owned(),
+            term: term(counter),
+            state: InstanceState::Ready,
+            context_tokens: 128,
+            stages: Vec::new(),
+            decode_tok_s: 1.0,
+            prefill_tok_s: 1.0,
+            forked: false,
+        };
+        let view = |state, instances| {
+            let card = Arc::new(crate::card::NodeCard { instances, ..test_card(conductor, 1) });
+            let member = MemberView { card, state, since: crate::env::Instant::ZERO, connected: true, rtt: None };
+            ClusterView { me, members: BTreeMap::from([(conductor, member)]) }
+        };
+        let back = |state, instances| is_back(&view(state, instances), instance, term(3));
+        assert!(back(MemberState::Alive, vec![summary(3)]), "it was only cut off");
+        assert!(!back(MemberState::Alive, Vec::new()), "a new life knows nothing of the old one");
+        assert!(!back(MemberState::Alive, vec![summary(2)]));
+        assert!(!back(MemberState::Dead, vec![summary(3)]));
+    }
+}

@@ -79,15 +79,8 @@ pub(super) struct Board {
     apis: Mutex<Vec<Option<String>>>,
     events: AtomicU64,
     stop: AtomicBool,
-    streams: Vec<Mutex<Stream>>,
-}
-
-/// When a client got something, and from which node it gets it.
-#[derive(Debug, Default)]
-struct Stream {
-    from: Option<usize>,
-    /// The node and the moment of every event since the last look.
-    heard: Vec<(usize, Instant)>,
+    /// The node and the moment of every event of a client.
+    streams: Vec<Mutex<Vec<(usize, Instant)>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -135,25 +128,14 @@ impl Board {
         Some((*index, (*api).clone()))
     }
 
-    fn from(&self, stream: usize, node: Option<usize>) {
-        lock(&self.streams[stream]).from = node;
-    }
-
     fn heard(&self, stream: usize, node: usize) {
         self.events.fetch_add(1, Ordering::Relaxed);
-        lock(&self.streams[stream]).heard.push((node, Instant::now()));
+        lock(&self.streams[stream]).push((node, Instant::now()));
     }
 
-    /// What came of each stream since the last time this was asked; the last event stays, because a pause may have begun with it.
-    pub(super) fn since_last(&self) -> Vec<Vec<(usize, Instant)>> {
-        let take = |stream: &Mutex<Stream>| {
-            let mut stream = lock(stream);
-            let heard = stream.heard.clone();
-            let keep = heard.len().saturating_sub(1);
-            stream.heard.drain(..keep);
-            heard
-        };
-        self.streams.iter().map(take).collect()
+    /// What came of each stream: from which node, and when.
+    pub(super) fn all_heard(&self) -> Vec<Vec<(usize, Instant)>> {
+        self.streams.iter().map(|stream| lock(stream).clone()).collect()
     }
 }
 
@@ -207,7 +189,7 @@ impl Asker {
             let place = usize::try_from(self.chance.below(self.references.len() as u64)).unwrap_or(0);
             let reference = self.references[place].clone();
             self.outcome.streams += 1;
-            let name = format!("{:016x}{:016x}", self.name, (self.number as u64) << 32 | u64::from(self.outcome.streams));
+            let name = format!("{:016x}{:016x}", self.name, ((self.number as u64) << 32) | u64::from(self.outcome.streams));
             let what = format!("stream {}.{} (question {place}, request {name})", self.number, self.outcome.streams);
             match self.ask(&reference, &name).await {
                 Went::Failed(why) => self.outcome.failed.push(format!("{what}: {why}")),
@@ -215,7 +197,6 @@ impl Asker {
                 Went::Done | Went::Lost => {}
             }
         }
-        self.board.from(self.number, None);
         self.outcome
     }
 
@@ -259,7 +240,6 @@ impl Asker {
                 Exchange { path: format!("/v1/shoal/requests/{name}"), body: None, headers: vec![("last-event-id", last.clone())] }
             }
         };
-        self.board.from(self.number, Some(node));
         let lost = |error: ClientError| match error {
             // A node that is killed while it answers may have begun to say something.
             ClientError::NoNode { .. } | ClientError::Broken { .. } => Went::Lost,

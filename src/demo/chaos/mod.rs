@@ -184,6 +184,7 @@ pub(super) async fn play(plan: &ChaosPlan, model: &LocalModel, show: &Show, crew
     if tokio::time::timeout(LAST_ANSWERS, ending).await.is_err() {
         tally.fault(format!("after {} s some answers have no end", LAST_ANSWERS.as_secs()));
     }
+    tally.measure(&board);
     let ended = match killed {
         Ok(()) => unload(crew, model, &mut tally).await,
         Err(failure) => Err(failure),
@@ -216,6 +217,7 @@ async fn kills(
         board.down(victim);
         let at = Instant::now();
         crew.kill(victim).await?;
+        tally.kill(role, victim, at);
         tokio::time::sleep(Duration::from_millis(chance.below(DOWN_MAX))).await;
         crew.restart(victim).await?;
         crew.meet(MEET_TIMEOUT, None).await?;
@@ -229,7 +231,6 @@ async fn kills(
             next.stages.len()
         );
         show.step(&line);
-        tally.kill(role, at, victim, board);
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::client::{Board, Outcome};
 
 /// How long after a kill the pause that it makes may begin: what is on its way still arrives.
-const BEGINS: Duration = Duration::from_millis(1000);
+const BEGINS: Duration = Duration::from_millis(250);
 
 /// The part that a killed node had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,8 @@ impl Role {
 #[derive(Debug, Default)]
 pub(in crate::demo) struct Tally {
     kills: [u32; 3],
+    /// Who was killed, and when.
+    killed: Vec<(Role, usize, Instant)>,
     streams: u32,
     resumed: u32,
     failed: Vec<String>,
@@ -60,11 +62,17 @@ fn percentile(times: &[Duration], percent: usize) -> Option<f64> {
 }
 
 impl Tally {
-    /// Notes a kill once all is well again.
-    pub(super) fn kill(&mut self, role: Role, at: Instant, victim: usize, board: &Board) {
+    /// Notes a kill.
+    pub(super) fn kill(&mut self, role: Role, victim: usize, at: Instant) {
         self.kills[role as usize] += 1;
-        for heard in board.since_last() {
-            self.paused(role, victim, pause(&heard, at));
+        self.killed.push((role, victim, at));
+    }
+
+    /// Looks how long streams paused, when they have all ended.
+    pub(super) fn measure(&mut self, board: &Board) {
+        let heard = board.all_heard();
+        for (role, victim, at) in std::mem::take(&mut self.killed) {
+            heard.iter().for_each(|heard| self.paused(role, victim, pause(heard, at)));
         }
     }
 
