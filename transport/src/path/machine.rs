@@ -25,8 +25,9 @@ use crate::env::Instant;
 const DIALS_MAX: usize = 4;
 /// Pause before a way that failed is tried again while there is no link.
 const RETRY: Duration = Duration::from_millis(100);
-/// Costs that differ by less than this are equal, in nanoseconds.
-const NOISE_NS: f64 = 20_000.0;
+/// Costs that differ by less than this are equal, in nanoseconds: less than what shared memory saves beside a socket of the same
+/// machine that is not busy.
+const NOISE_NS: f64 = 2_000.0;
 /// Tries of each way before a hop that never had a link is given up, if they all fail at once.
 const FIRST_TRIES: u32 = 4;
 /// After so many staggers a spare way is tried, too.
