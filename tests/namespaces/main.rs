@@ -406,7 +406,7 @@ fn a_host_between_two_others_passes_activations_on() {
         at("bravo", &["10.77.4.2:0", "10.76.4.2:0"], 1_000_000),
         at("charlie", &["10.76.4.3:0"], 2_600_000),
     ];
-    let mut hosts = joined("with one who passes on", started, hosts);
+    let hosts = joined("with one who passes on", started, hosts);
     let doors: Vec<Door> = hosts.iter().map(|host| host.door.clone()).collect();
     let instance = doors[0].load(2);
     let mut holders: Vec<&str> = instance["stages"].as_array().expect("stages").iter().map(|stage| id(&stage["name"])).collect();
@@ -414,17 +414,12 @@ fn a_host_between_two_others_passes_activations_on() {
     assert_eq!(holders, ["alpha", "charlie"]);
     let answers = [&doors[0], &doors[2]].map(|door| door.answer(LONG));
     assert_eq!(answers[0], answers[1]);
-    // Without the one between them there is no way, and that is said.
-    hosts.swap_remove(1).node.kill();
-    let left = [&doors[0], &doors[2]];
-    wait("it is missed", MISSED, &left, |door| match door.sees().get("bravo").map(String::as_str) {
-        None | Some("dead") => Ok(()),
-        Some(state) => Err(format!("{} thinks that bravo is {state}", door.name)),
-    });
-    let (status, answer) = doors[0].post("/v1/shoal/unload", &serde_json::json!({ "model": common::TINY }));
-    assert!(status == 200 || status == 404, "{answer}");
-    let goal = serde_json::json!({ "model": common::TINY, "nodes_min": 2, "nodes_max": 2, "context_tokens": 512 });
-    let (status, answer) = doors[0].post("/v1/shoal/load", &goal);
-    assert_ne!(status, 200, "{answer}");
-    tell(&format!("without the host between: {answer}"));
+    let hops = doors[0].state()["hops"].as_array().cloned().expect("hops");
+    let over: Vec<&str> = hops.iter().filter(|hop| hop["to"] == doors[2].id.as_str()).filter_map(|hop| hop["peer"].as_str()).collect();
+    assert!(over.iter().all(|peer| peer.starts_with("10.77.4.2:")), "they go over bravo: {hops:?}");
+    // Ids are drawn at random, and with them the order of the stages and who conducts.
+    let first = &instance["stages"][0]["name"];
+    let leads = first == "alpha" || instance["conductor"] != doors[1].id.as_str();
+    tell(&format!("with one who passes on: alpha {} to charlie", if leads { "sends" } else { "does not have to send" }));
+    assert_eq!(over.is_empty(), !leads, "{instance} {hops:?}");
 }
