@@ -17,6 +17,7 @@ pub mod linkbench;
 pub mod membership;
 pub mod network;
 pub mod node;
+mod places;
 pub mod plan;
 pub mod region;
 pub mod request;

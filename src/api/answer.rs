@@ -32,6 +32,24 @@ pub(super) struct Shape {
     pub(super) token_ids: bool,
 }
 
+#[cfg(test)]
+impl Shape {
+    /// Of a streamed answer of a chat.
+    pub(super) fn example() -> Self {
+        Self {
+            dialect: Dialect::Chat,
+            request: RequestId(1),
+            created: 7,
+            model: "m".to_owned(),
+            fingerprint: None,
+            stream: true,
+            include_usage: false,
+            logprobs: false,
+            token_ids: false,
+        }
+    }
+}
+
 /// A request says its id itself.
 fn nameless() -> RequestId {
     RequestId(0)

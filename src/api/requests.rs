@@ -160,7 +160,6 @@ fn state(shape: Shape, prompt_tokens: u32, tokens: &[crate::TokenEvent], end: Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::answer::Dialect;
     use crate::{Finish, Timing, TokenEvent};
     use axum::http::HeaderValue;
 
@@ -206,17 +205,7 @@ mod tests {
 
     #[test]
     fn a_look_says_how_far_an_answer_is_and_from_where_to_go_on() {
-        let shape = || Shape {
-            dialect: Dialect::Chat,
-            request: RequestId(1),
-            created: 7,
-            model: "m".to_owned(),
-            fingerprint: None,
-            stream: true,
-            include_usage: false,
-            logprobs: false,
-            token_ids: false,
-        };
+        let shape = Shape::example;
         let token =
             |text: &str| TokenEvent { index: 0, token: 0, text: text.to_owned(), logprob: None, bytes: Vec::new(), top: Vec::new() };
         let tokens = [token("a"), token(""), token("b")];

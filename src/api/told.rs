@@ -179,21 +179,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::api::answer::Dialect;
-    use crate::{Finish, RequestId, Timing};
+    use crate::{Finish, Timing};
 
     fn telling(include_usage: bool) -> Telling {
-        Telling::new(Shape {
-            dialect: Dialect::Chat,
-            request: RequestId(1),
-            created: 7,
-            model: "m".to_owned(),
-            fingerprint: None,
-            stream: true,
-            include_usage,
-            logprobs: false,
-            token_ids: false,
-        })
+        Telling::new(Shape { include_usage, ..Shape::example() })
     }
 
     fn token(text: &str) -> TokenEvent {

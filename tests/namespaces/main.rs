@@ -111,6 +111,14 @@ fn take_down(doors: &[&Door]) {
     });
 }
 
+/// Waits until all know of an instance that was placed a moment ago: cards are gossiped.
+fn known(doors: &[&Door], instance: &Value) {
+    wait("the instance is known", BACK, doors, |door| {
+        let instances = door.instances();
+        if instances == [id(&instance["id"])] { Ok(()) } else { Err(format!("{} knows {instances:?}", door.name)) }
+    });
+}
+
 fn id(value: &Value) -> &str {
     value.as_str().expect("an id")
 }
@@ -328,6 +336,7 @@ fn a_pulled_cable_is_little_where_there_is_another_one() {
     let hosts = join(&lan, &root, "with two cables", &[("alpha", None), ("bravo", None)]);
     let doors: Vec<&Door> = hosts.iter().map(|host| &host.door).collect();
     let placed = doors[0].load(2);
+    known(&doors, &placed);
     let whole = doors[0].answer(LONG);
     let mut noticed = false;
     for tries in 0..TRIES {

@@ -6,6 +6,18 @@ use std::time::Duration;
 use crate::Effects;
 use crate::env::{BoxFuture, Clock, Instant, Join, Spawner, SystemRng, system_now};
 
+/// What the other process of a test says next, in a line that `who` begins.
+pub(crate) fn said(lines: &mut impl std::io::BufRead, who: &str) -> String {
+    let mut line = String::new();
+    loop {
+        line.clear();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "the {who}'s process ended");
+        if let Some((_, said)) = line.trim_end().split_once(&format!("{who}: ")) {
+            return said.to_owned();
+        }
+    }
+}
+
 #[derive(Debug)]
 struct RealClock;
 

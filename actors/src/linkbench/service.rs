@@ -1,20 +1,19 @@
 //! Measuring links between nodes.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shoal_transport::bench;
-use shoal_transport::provider::{Endpoint, ProviderKind, Ticket};
+use shoal_transport::provider::{AcceptError, Endpoint, ProviderKind, Ticket};
 use tokio::sync::mpsc;
 
 use super::{BenchError, BenchOptions, LinkBenchRow, MESSAGE_BYTES_MAX};
 use crate::env::Env;
 use crate::ids::NodeId;
+use crate::places::Places;
 use crate::service::{CallError, Inbound, Service, ServiceId, Services};
 use crate::service_numbers;
-use crate::stage::links::{LINK_TIMEOUT, LinkFailure, TensorLinks};
+use crate::stage::links::{LinkFailure, TensorLinks};
 
 /// Links that a node answers on at a time.
 const LINKS_MAX: usize = 4;
@@ -117,22 +116,13 @@ pub enum LinkBenchError {
 #[derive(Debug)]
 pub struct LinkBenchServer {
     links: TensorLinks,
-    answering: Arc<AtomicUsize>,
-}
-
-/// One of the links that are answered on.
-struct Place(Arc<AtomicUsize>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
+    answering: Places,
 }
 
 impl LinkBenchServer {
     /// Answers on `links`.
     pub fn new(links: TensorLinks) -> Self {
-        Self { links, answering: Arc::default() }
+        Self { links, answering: Places::new(LINKS_MAX) }
     }
 
     /// Takes one request. Does not wait.
@@ -148,28 +138,19 @@ impl LinkBenchServer {
         if !(1..=MESSAGE_BYTES_MAX).contains(&slot_bytes) {
             return Err(BenchRefusal::Size);
         }
-        let place = Place(Arc::clone(&self.answering));
-        if self.answering.fetch_add(1, Ordering::AcqRel) >= LINKS_MAX {
-            return Err(BenchRefusal::Busy);
-        }
-        let (endpoints, ticket, expected) =
-            self.links.expect_link(from, slot_bytes).map_err(|failure| BenchRefusal::Link(failure.to_string()))?;
+        let place = self.answering.take().ok_or(BenchRefusal::Busy)?;
         let effects = self.links.effects().clone();
-        let body = {
-            let effects = effects.clone();
-            move || {
-                let _place = place;
-                let ended = match expected.accept(effects.after(LINK_TIMEOUT)) {
-                    Ok(link) => bench::answer(link, slot_bytes, ANSWER_BYTES, effects.after(ANSWER_TIME), &effects),
-                    Err(error) => return tracing::debug!(target: "shoal::linkbench", %error, "nobody came to measure"),
-                };
-                if let Err(error) = ended {
-                    tracing::debug!(target: "shoal::linkbench", %error, "a measured link ended");
-                }
+        let answer = move |link: Result<_, AcceptError>| {
+            let _place = place;
+            let ended = match link {
+                Ok(link) => bench::answer(link, slot_bytes, ANSWER_BYTES, effects.after(ANSWER_TIME), &effects),
+                Err(error) => return tracing::debug!(target: "shoal::linkbench", %error, "nobody came to measure"),
+            };
+            if let Err(error) = ended {
+                tracing::debug!(target: "shoal::linkbench", %error, "a measured link ended");
             }
         };
-        let started = effects.spawner.thread("shoal-linkbench".to_owned(), Box::new(body));
-        drop(started.map_err(|error| BenchRefusal::Link(format!("it cannot start a thread: {error}")))?);
+        let (endpoints, ticket) = self.links.serve_link(from, slot_bytes, "shoal-linkbench", answer).map_err(BenchRefusal::Link)?;
         Ok(BenchOffer { endpoints, ticket })
     }
 }

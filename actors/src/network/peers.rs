@@ -9,11 +9,11 @@
 //!
 //! A pure state machine; the driver of the swarm feeds it and does what it says.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use super::hello::Hello;
-use crate::env::DisconnectReason;
+use crate::env::{DisconnectReason, Instant};
 use crate::ids::NodeId;
 
 /// A connection that has passed the handshake.
@@ -50,13 +50,13 @@ pub(super) struct Peers<C> {
     waiting: BTreeMap<C, Verified>,
     /// Connections that this node dialled and that the peer may already count on: all but its proof is there.
     greeted: BTreeMap<C, (NodeId, u128)>,
-    /// Connections that carry frames, and over which nothing is heard.
-    doubted: BTreeSet<C>,
+    /// Connections that carry frames, and since when nothing is heard over them.
+    doubted: BTreeMap<C, Instant>,
 }
 
 impl<C: Copy + Ord> Peers<C> {
     pub(super) fn new(me: NodeId) -> Self {
-        Self { me, current: BTreeMap::new(), waiting: BTreeMap::new(), greeted: BTreeMap::new(), doubted: BTreeSet::new() }
+        Self { me, current: BTreeMap::new(), waiting: BTreeMap::new(), greeted: BTreeMap::new(), doubted: BTreeMap::new() }
     }
 
     pub(super) fn is_connected(&self, peer: NodeId) -> bool {
@@ -68,22 +68,24 @@ impl<C: Copy + Ord> Peers<C> {
     }
 
     /// Nothing is heard over the connection to `peer`: any other will do. Gives that connection.
-    pub(super) fn doubt(&mut self, peer: NodeId) -> Option<C> {
+    pub(super) fn doubt(&mut self, peer: NodeId, now: Instant) -> Option<C> {
         let (connection, _) = self.current.get(&peer)?;
-        self.doubted.insert(*connection);
+        self.doubted.insert(*connection, now);
         Some(*connection)
     }
 
-    /// Something was heard after all.
-    pub(super) fn trust(&mut self, peer: NodeId) {
-        if let Some((connection, _)) = self.current.get(&peer) {
+    /// When something was heard over the connection to `peer` last: after it was doubted it is trusted again.
+    pub(super) fn heard(&mut self, peer: NodeId, at: Instant) {
+        if let Some((connection, _)) = self.current.get(&peer)
+            && self.doubted.get(connection).is_some_and(|since| at > *since)
+        {
             self.doubted.remove(connection);
         }
     }
 
     /// Whether the connection to `peer` is there and not doubted, and, if a session is given, is that one.
     fn holds(&self, peer: NodeId, session: Option<u128>) -> bool {
-        let current = self.current.get(&peer).filter(|(connection, _)| !self.doubted.contains(connection));
+        let current = self.current.get(&peer).filter(|(connection, _)| !self.doubted.contains_key(connection));
         current.is_some_and(|(_, verified)| session.is_none_or(|session| verified.session == session))
     }
 
@@ -355,7 +357,7 @@ mod tests {
             let first = pair.dial(0);
             pair.settle();
             let peer = [HIGH, LOW][doubting];
-            assert_eq!(pair.ends[doubting].doubt(peer), Some(first));
+            assert_eq!(pair.ends[doubting].doubt(peer, Instant::ZERO), Some(first));
             // The cable is out: what either end says over it does not arrive.
             let second = pair.dial(dialling);
             while let Some((&(connection, end), _)) = pair.pipes.iter().find(|(key, pipe)| key.0 != first && !pipe.is_empty()) {
@@ -376,8 +378,9 @@ mod tests {
             let first = pair.dial(0);
             pair.settle();
             let peer = [HIGH, LOW][end];
-            pair.ends[end].doubt(peer);
-            pair.ends[end].trust(peer);
+            let later = Instant::ZERO + std::time::Duration::from_millis(1);
+            pair.ends[end].doubt(peer, Instant::ZERO);
+            pair.ends[end].heard(peer, later);
             pair.dial(end);
             pair.settle();
             assert_eq!(pair.carrying, [Some(first); 2]);
@@ -422,7 +425,7 @@ mod tests {
                     }
                     3 => {
                         let end = index.index(2);
-                        pair.ends[end].doubt([HIGH, LOW][end]);
+                        pair.ends[end].doubt([HIGH, LOW][end], Instant::ZERO);
                     }
                     _ => {
                         let busy: Vec<_> = pair.pipes.iter().filter(|(_, pipe)| !pipe.is_empty()).map(|(key, _)| *key).collect();

@@ -200,11 +200,9 @@ impl Mover {
         let owner = self.grant.owner;
         let request = RegionRequest { right: (&self.grant).into(), slot_bytes: SLOT_BYTES };
         let remote = self.services.remote::<RegionMemory>(owner);
-        let (send, answer) = mpsc::channel();
         let effects = self.links.effects();
-        effects.spawner.task("leased memory", Box::pin(async move { drop(send.send(remote.call(request, OFFER_MAX).await)) }));
-        // The call ends by its own deadline.
-        let offer = answer.recv().map_err(|_| RegionError::Thread("the node stops".to_owned()))??;
+        let answer = remote.call_and_wait(&*effects.spawner, "leased memory", request, OFFER_MAX);
+        let offer = answer.ok_or_else(|| RegionError::Thread("the node stops".to_owned()))??;
         let RegionOffer { endpoints, ticket, handle } = offer?;
         let link = self.links.dial_link(owner, &endpoints, &ticket, SLOT_BYTES)?;
         self.generation += 1;

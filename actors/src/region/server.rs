@@ -1,18 +1,17 @@
 //! The owner's threads, one for each lease that is reached from afar.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use shoal_transport::channel::ChannelOptions;
 use shoal_transport::frame::Fence;
+use shoal_transport::provider::AcceptError;
 use shoal_transport::remote::RegionServer;
 
 use super::service::{RegionMemory, RegionOffer, RegionRefusal, RegionRequest};
 use super::table::Regions;
 use crate::ids::NodeId;
 use crate::lease::Leases;
+use crate::places::Places;
 use crate::service::Inbound;
-use crate::stage::links::{LINK_TIMEOUT, TensorLinks};
+use crate::stage::links::TensorLinks;
 
 /// Links that a node serves leased memory on at a time.
 const SERVED_MAX: usize = 256;
@@ -33,22 +32,13 @@ pub struct RegionServers {
     regions: Regions,
     leases: Leases,
     links: TensorLinks,
-    served: Arc<AtomicUsize>,
-}
-
-/// One of the links that are served.
-struct Served(Arc<AtomicUsize>);
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
+    served: Places,
 }
 
 impl RegionServers {
     /// Serves the memory of `regions` over `links` to whom `leases` lends it.
     pub fn new(regions: Regions, leases: Leases, links: TensorLinks) -> Self {
-        Self { regions, leases, links, served: Arc::default() }
+        Self { regions, leases, links, served: Places::new(SERVED_MAX) }
     }
 
     /// Takes one request. Does not wait.
@@ -65,18 +55,12 @@ impl RegionServers {
         if !(SLOT_LEAST..=SLOT_MOST).contains(&slot_bytes) {
             return Err(RegionRefusal::Slot { least: SLOT_LEAST, most: SLOT_MOST });
         }
-        let served = Served(Arc::clone(&self.served));
-        if self.served.fetch_add(1, Ordering::AcqRel) >= SERVED_MAX {
-            return Err(RegionRefusal::Busy(SERVED_MAX));
-        }
+        let place = self.served.take().ok_or(RegionRefusal::Busy(SERVED_MAX))?;
         let (table, handle) = self.regions.reach(from, right, &|from, right| self.leases.check(from, right))?;
-        let (endpoints, ticket, expected) =
-            self.links.expect_link(from, slot_bytes).map_err(|failure| RegionRefusal::Failed(failure.to_string()))?;
         let (effects, regions) = (self.links.effects().clone(), self.regions.clone());
-        let spawner = Arc::clone(&effects.spawner);
-        let body = move || {
-            let _served = served;
-            let link = match expected.accept(effects.after(LINK_TIMEOUT)) {
+        let serve = move |link: Result<_, AcceptError>| {
+            let _place = place;
+            let link = match link {
                 Ok(link) => link,
                 Err(error) => return tracing::debug!(target: "shoal::region", %error, "nobody came for leased memory"),
             };
@@ -90,8 +74,7 @@ impl RegionServers {
                 Err(error) => tracing::debug!(target: "shoal::region", %error, "a link to leased memory did not open"),
             }
         };
-        let started = spawner.thread("shoal-region".to_owned(), Box::new(body));
-        drop(started.map_err(|error| RegionRefusal::Failed(format!("it cannot start a thread: {error}")))?);
+        let (endpoints, ticket) = self.links.serve_link(from, slot_bytes, "shoal-region", serve).map_err(RegionRefusal::Failed)?;
         Ok(RegionOffer { endpoints, ticket, handle })
     }
 }

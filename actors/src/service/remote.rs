@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use super::error::CallError;
 use super::id::Service;
 use super::router::Services;
+use crate::env::Spawner;
 use crate::ids::NodeId;
 
 /// The service `S` on one node. Cheap to make and to clone; it holds no connection.
@@ -34,6 +36,20 @@ impl<S: Service> Remote<S> {
     /// [`CallError`], which says whether the peer may have acted.
     pub async fn call(&self, request: S::Request, deadline: Duration) -> Result<S::Reply, CallError> {
         self.services.call::<S>(self.node, request, deadline).await
+    }
+
+    /// Asks from a thread that may block until there is an answer, at most for `deadline`. None: this node stops.
+    pub(crate) fn call_and_wait(
+        self,
+        spawner: &dyn Spawner,
+        task: &'static str,
+        request: S::Request,
+        deadline: Duration,
+    ) -> Option<Result<S::Reply, CallError>> {
+        let (send, answer) = mpsc::channel();
+        spawner.task(task, Box::pin(async move { drop(send.send(self.call(request, deadline).await)) }));
+        // The call ends by its own deadline.
+        answer.recv().ok()
     }
 
     /// Tells, without an answer. Success means that the message was queued, not that it arrived.

@@ -4,7 +4,6 @@
 //! that the asking end hands over, and tells where it expects the asking end itself (`shoal_transport::path::forward`). A detour
 //! ends with its links.
 
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -158,16 +157,14 @@ impl Ask for Neighbour {
         };
         let wait = deadline.since(self.effects.clock.now());
         let remote = self.services.remote::<Detours>(self.node);
-        let (send, answer) = mpsc::channel();
-        self.effects.spawner.task("detour", Box::pin(async move { drop(send.send(remote.call(request, wait).await)) }));
         let unknown = |reason: String| RouteError { failure: Failure::Unknown, reason };
-        match answer.recv_timeout(wait) {
-            Ok(Ok(Ok(offer))) => Ok((offer.endpoints, offer.ticket)),
-            Ok(Ok(Err(DetourRefusal { refused, reason }))) => {
+        match remote.call_and_wait(&*self.effects.spawner, "detour", request, wait) {
+            Some(Ok(Ok(offer))) => Ok((offer.endpoints, offer.ticket)),
+            Some(Ok(Err(DetourRefusal { refused, reason }))) => {
                 Err(RouteError { failure: if refused { Failure::Refused } else { Failure::Unknown }, reason })
             }
-            Ok(Err(error)) => Err(unknown(error.to_string())),
-            Err(_) => Err(unknown("it did not answer in time".to_owned())),
+            Some(Err(error)) => Err(unknown(error.to_string())),
+            None => Err(unknown("this node stops".to_owned())),
         }
     }
 

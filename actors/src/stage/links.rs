@@ -12,7 +12,7 @@ use shoal_transport::link::{Link, LinkOptions};
 use shoal_transport::path::forward::{self, Around, Detour, ForwardError};
 use shoal_transport::path::{self, Direct, Expecting, Failure, Opening, PathHealth, PathOptions, PathWatch, Route, RouteError};
 use shoal_transport::provider::memory::{MemoryFabric, MemoryProvider, Shape};
-use shoal_transport::provider::{Endpoint, Expected, Provider, ProviderKind, Ticket};
+use shoal_transport::provider::{AcceptError, Endpoint, Expected, Provider, ProviderKind, Ticket};
 
 use super::detour::Neighbour;
 use super::reach;
@@ -25,6 +25,9 @@ pub const LINK_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Nodes that are asked to pass messages on, if no way leads to a peer itself.
 const NEIGHBOURS_MAX: usize = 2;
+
+/// Why nothing was dialled.
+const NOTHING_OFFERED: &str = "it offers no endpoint that this node can dial";
 
 /// Slots of a channel beyond the steps in flight.
 const SLOTS: u16 = 4;
@@ -57,6 +60,16 @@ pub struct LinkFailure {
     reason: String,
 }
 
+impl LinkFailure {
+    fn from(peer: NodeId, reason: String) -> Self {
+        Self { direction: "from", peer, reason }
+    }
+
+    fn to(peer: NodeId, reason: String) -> Self {
+        Self { direction: "to", peer, reason }
+    }
+}
+
 impl TensorLinks {
     /// Links inside `node` by memory, and to others by the `network` providers, best first, which share a desk: a ticket that one of
     /// them expects is good at each.
@@ -87,10 +100,10 @@ impl TensorLinks {
     /// If no provider can take it.
     pub fn expect(&self, peer: NodeId, slot_bytes: u32) -> Result<(Vec<Endpoint>, Ticket, Expecting), LinkFailure> {
         let secret = Ticket::random(&*self.effects.rng);
-        let (failure, first, endpoints) = self.desk(peer)?;
+        let (first, endpoints) = self.desk(peer)?;
         let link = LinkOptions::for_payload(slot_bytes);
-        let expecting =
-            path::expect(first, &secret, link, PathOptions::default(), &self.effects).map_err(|error| failure(error.to_string()))?;
+        let expecting = path::expect(first, &secret, link, PathOptions::default(), &self.effects);
+        let expecting = expecting.map_err(|error| LinkFailure::from(peer, error.to_string()))?;
         Ok((endpoints, secret, expecting))
     }
 
@@ -100,18 +113,36 @@ impl TensorLinks {
     /// If no provider can take it.
     pub fn expect_link(&self, peer: NodeId, slot_bytes: u32) -> Result<(Vec<Endpoint>, Ticket, Expected), LinkFailure> {
         let ticket = Ticket::random(&*self.effects.rng);
-        let (failure, first, endpoints) = self.desk(peer)?;
-        let expected = first.expect(&ticket, LinkOptions::for_payload(slot_bytes)).map_err(|error| failure(error.to_string()))?;
-        Ok((endpoints, ticket, expected))
+        let (first, endpoints) = self.desk(peer)?;
+        let expected = first.expect(&ticket, LinkOptions::for_payload(slot_bytes));
+        Ok((endpoints, ticket, expected.map_err(|error| LinkFailure::from(peer, error.to_string()))?))
     }
 
-    /// Where links from `peer` are expected, where it is to dial, and how it is said that none can be.
-    #[expect(clippy::type_complexity, reason = "a pair of values and a function, used in two places")]
-    fn desk(&self, peer: NodeId) -> Result<(impl Fn(String) -> LinkFailure, &Arc<dyn Provider>, Vec<Endpoint>), LinkFailure> {
-        let failure = move |reason: String| LinkFailure { direction: "from", peer, reason };
+    /// Expects a single link from `peer`, as [`Self::expect_link`] does, and has a thread take it, or hear why it did not come, within
+    /// [`LINK_TIMEOUT`]. Gives where the peer is to dial, and with what. Does not wait.
+    ///
+    /// # Errors
+    /// In words, if no link can be taken.
+    pub(crate) fn serve_link(
+        &self,
+        peer: NodeId,
+        slot_bytes: u32,
+        thread: &str,
+        serve: impl FnOnce(Result<Arc<dyn Link>, AcceptError>) + Send + 'static,
+    ) -> Result<(Vec<Endpoint>, Ticket), String> {
+        let (endpoints, ticket, expected) = self.expect_link(peer, slot_bytes).map_err(|failure| failure.to_string())?;
+        let deadline = self.effects.after(LINK_TIMEOUT);
+        let body = Box::new(move || serve(expected.accept(deadline)));
+        let started = self.effects.spawner.thread(thread.to_owned(), body);
+        drop(started.map_err(|error| format!("it cannot start a thread: {error}"))?);
+        Ok((endpoints, ticket))
+    }
+
+    /// Where links from `peer` are expected, and where it is to dial.
+    fn desk(&self, peer: NodeId) -> Result<(&Arc<dyn Provider>, Vec<Endpoint>), LinkFailure> {
         let providers = if peer == self.node { std::slice::from_ref(&self.local) } else { self.network.as_slice() };
-        let first = providers.first().ok_or_else(|| failure("this node has no provider that reaches other nodes".to_owned()))?;
-        Ok((failure, first, providers.iter().flat_map(|provider| provider.endpoints()).collect()))
+        let none = || LinkFailure::from(peer, "this node has no provider that reaches other nodes".to_owned());
+        Ok((providers.first().ok_or_else(none)?, providers.iter().flat_map(|provider| provider.endpoints()).collect()))
     }
 
     /// Makes the first link of a hop to `peer`, which expects it. Blocks for at most [`LINK_TIMEOUT`].
@@ -119,16 +150,15 @@ impl TensorLinks {
     /// # Errors
     /// If none of the endpoints can be reached; the reason names each.
     pub fn dial(&self, peer: NodeId, endpoints: &[Endpoint], secret: &Ticket, slot_bytes: u32) -> Result<Opening, LinkFailure> {
-        let failure = |reason: String| LinkFailure { direction: "to", peer, reason };
         let mut routes = self.routes(endpoints);
         routes.extend(self.detours(peer, endpoints));
         if routes.is_empty() {
-            return Err(failure("it offers no endpoint that this node can dial".to_owned()));
+            return Err(LinkFailure::to(peer, NOTHING_OFFERED.to_owned()));
         }
         let link = LinkOptions::for_payload(slot_bytes);
         let deadline = self.effects.after(LINK_TIMEOUT);
         let opening = path::dial(routes, secret, link, PathOptions::default(), &self.effects, deadline);
-        let opening = opening.map_err(|error| failure(error.to_string()))?;
+        let opening = opening.map_err(|error| LinkFailure::to(peer, error.to_string()))?;
         let mut hops = self.hops.lock().unwrap_or_else(PoisonError::into_inner);
         hops.retain(|(_, hop)| !hop.is_over());
         hops.push((peer, opening.watch()));
@@ -159,9 +189,9 @@ impl TensorLinks {
             }
         }
         if reasons.is_empty() {
-            reasons.push("it offers no endpoint that this node can dial".to_owned());
+            reasons.push(NOTHING_OFFERED.to_owned());
         }
-        Err(LinkFailure { direction: "to", peer, reason: reasons.join("; ") })
+        Err(LinkFailure::to(peer, reasons.join("; ")))
     }
 
     /// The kinds of provider that this node shares with whoever has these endpoints, best first.

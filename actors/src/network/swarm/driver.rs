@@ -102,9 +102,7 @@ pub(super) struct Driver {
     pub(super) dials: BTreeMap<ConnectionId, Dial>,
     pub(super) refused: Refusals<Target>,
     dooms: BTreeMap<(Instant, ConnectionId), Doom>,
-    pub(super) links: Arc<Links>,
-    /// Since when connections to peers are doubted.
-    pub(super) doubts: BTreeMap<NodeId, Instant>,
+    links: Arc<Links>,
     sink: NetworkSink,
     pub(super) clock: Arc<dyn Clock>,
     rng: Arc<dyn Rng>,
@@ -152,7 +150,6 @@ impl Driver {
             refused: Refusals::new(REFUSED_PACE),
             dooms: BTreeMap::new(),
             links,
-            doubts: BTreeMap::new(),
             sink,
             clock,
             rng,
@@ -389,7 +386,9 @@ impl Driver {
     fn report(&mut self, id: ConnectionId, report: Report) {
         let Some(connection) = self.connections.get(&id) else { return };
         let (node, address, dialled) = (connection.node, connection.address, connection.dialled);
-        self.reconsider(node);
+        if let Some(link) = self.links.get(node) {
+            self.peers.heard(node, link.heard());
+        }
         match report {
             Report::Greeted { session } => self.peers.greeted(id, node, session),
             Report::Verified { boot, session } => {
@@ -456,7 +455,6 @@ impl Driver {
         connection.concluded = true;
         connection.link = Some(Arc::clone(&link));
         let (peer, address, dialled) = (connection.node, connection.address, connection.dialled);
-        self.doubts.remove(&peer);
         self.links.insert(peer, Arc::clone(&link));
         self.swarm.behaviour_mut().control.gate.welcome(peer, address);
         self.refused.forget(&Target::Node(peer));

@@ -35,8 +35,7 @@ impl Driver {
     /// Nothing is heard over the connection to a peer, which may be at these addresses, too: the first new connection to it takes the
     /// place of that one.
     pub(super) fn doubt(&mut self, peer: NodeId, mut addresses: Vec<SocketAddr>) {
-        let Some(doubted) = self.peers.doubt(peer) else { return };
-        self.doubts.insert(peer, self.clock.now());
+        let Some(doubted) = self.peers.doubt(peer, self.clock.now()) else { return };
         // Where the connection leads, the others come first.
         let present = self.connections.get(&doubted).map(|connection| connection.address.ip());
         addresses.retain(|address| !address.ip().is_loopback() || present.is_some_and(|ip| ip.is_loopback()));
@@ -45,16 +44,6 @@ impl Driver {
         tracing::info!(target: "shoal::network", ?peer, ?addresses, "nothing is heard of a peer; trying its other addresses");
         for address in addresses {
             self.reach(Some(peer), address, false);
-        }
-    }
-
-    /// Trusts the connection to a peer again if something was heard over it since it was doubted.
-    pub(super) fn reconsider(&mut self, peer: NodeId) {
-        if let Some(since) = self.doubts.get(&peer)
-            && self.links.get(peer).is_none_or(|link| link.heard() > *since)
-        {
-            self.doubts.remove(&peer);
-            self.peers.trust(peer);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Holders in processes of their own, which are killed, stopped, or take no notice.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal};
 use super::*;
 use crate::provider::Endpoint;
 use crate::provider::shm::window::Waiting;
+use crate::testing::said;
 
 const LEASE_BYTES: u64 = 2 * 1024 * 1024;
 
@@ -54,14 +55,7 @@ impl Holder {
     }
 
     fn hear(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.says.read_line(&mut line).unwrap() > 0, "the holder's process ended");
-            if let Some((_, said)) = line.trim_end().split_once("holder: ") {
-                return said.to_owned();
-            }
-        }
+        said(&mut self.says, "holder")
     }
 
     fn signal(&self, signal: Signal) {

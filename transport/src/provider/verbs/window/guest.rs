@@ -1,6 +1,6 @@
 //! Windows over the devices of the machine that `.ci/verbs` boots, also of a process that is killed, stopped, or takes no notice.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::provider::verbs::guest::{addresses, provider, providers};
 use crate::provider::verbs::{InUse, Profile, VerbsProvider};
 use crate::provider::{Endpoint, Provider, Ticket};
 use crate::remote::{Denial, RegionLease, RegionServer, RemoteRegion, TransferError, Way};
-use crate::testing::{effects, soon};
+use crate::testing::{effects, said, soon};
 
 const HOLDER: [u8; 32] = [1; 32];
 const OPTIONS: ChannelOptions = ChannelOptions { slot_bytes: 64 * 1024, slots: 3 };
@@ -99,14 +99,7 @@ impl Owner {
 
 impl Holder {
     fn hear(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.says.read_line(&mut line).unwrap() > 0, "the holder's process ended");
-            if let Some((_, said)) = line.trim_end().split_once("holder: ") {
-                return said.to_owned();
-            }
-        }
+        said(&mut self.says, "holder")
     }
 
     fn signal(&self, signal: Signal) {
