@@ -194,9 +194,8 @@ fn pull_and_plug_in(lan: &Lan, doors: &[&Door], conducts: bool, expected: &[u64]
     short_answers(doors, expected);
     // Whoever comes back does not disturb those who were there, and what it went on with alone yields.
     wait("there is one instance again", BACK, &others, |door| {
-        let instances = door.instances();
-        assert!(instances.contains(&instance), "it is gone: {instances:?}");
-        if instances == [instance.as_str()] { Ok(()) } else { Err(format!("{} knows {instances:?}", door.name)) }
+        // Whoever is starved of time may miss another for a moment, and with it what that one conducts: it has to be the same in the end.
+        if door.instances() == [instance.as_str()] { Ok(()) } else { Err(format!("{} knows {}", door.name, door.state()["instances"])) }
     });
 }
 
