@@ -62,4 +62,4 @@ pub use shoal_actors::region::{REGION_UNIT, RegionError};
 pub use shoal_actors::request::{ChatMessage, End, Finish, GenerateRequest, Prompt, Timing, TokenEvent, Unread};
 pub use shoal_actors::secret::ClusterKey;
 pub use shoal_actors::service::{CallError, Inbound, Remote, Replier, Service, ServiceId};
-pub use shoal_actors::{Device, Encryption, GPU_BACKEND, PathHealth, ProviderKind, SamplingParams, card, env, lease, survey};
+pub use shoal_actors::{Device, Encryption, GPU_BACKEND, PathHealth, ProviderKind, SamplingParams, card, env, lease, pressure, survey};

@@ -3,8 +3,10 @@
 #![allow(clippy::print_stdout)]
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use shoal::pressure::{MemoryGauge, Reading};
 use shoal::{LeaseFailure, Node, NodeBuilder, ProviderKind, REGION_UNIT, RegionError};
 
 #[path = "../examples/own_service.rs"]
@@ -118,7 +120,7 @@ async fn a_lease_that_was_taken_back_is_out_of_reach_and_its_memory_is_free() {
     far.revoke(lease.id(), "it is needed here");
     wait_until("the holder hears it", || !lease.is_usable()).await;
     for error in [lease.put(0, [7]).await.expect_err("revoked"), lease.get(0, 1).await.map(drop).expect_err("revoked")] {
-        assert!(matches!(error, RegionError::Ended | RegionError::Transfer(_)), "{error}");
+        assert!(matches!(error, RegionError::Ended { .. } | RegionError::Transfer(_)), "{error}");
     }
     wait_until("it is free again", || far.leases().totals.used == kept.bytes()).await;
     assert_eq!(kept.get(0, 3).await.expect("read"), [1, 2, 3]);
@@ -126,4 +128,42 @@ async fn a_lease_that_was_taken_back_is_out_of_reach_and_its_memory_is_free() {
     let error = kept.get(0, 3).await.expect_err("its owner is gone");
     assert!(!error.to_string().is_empty());
     near.leave().await;
+}
+
+/// A machine on which other programs use what a test says.
+#[derive(Debug)]
+struct Played(Mutex<Reading>);
+
+impl MemoryGauge for Played {
+    fn read(&self) -> Option<Reading> {
+        Some(*self.0.lock().expect("not poisoned"))
+    }
+}
+
+#[tokio::test]
+async fn a_node_gives_back_what_other_programs_need() {
+    let left = |available_bytes| Reading { total_bytes: 2 << 30, available_bytes, resident_bytes: Some(0) };
+    let gauge = Arc::new(Played(Mutex::new(left(1 << 30))));
+    let near = quiet().memory(10_000_000).start().await.expect("starts");
+    let far = quiet().memory(256 << 20).memory_gauge(gauge.clone()).peers(near.network().listening()).start().await.expect("starts");
+    let offered = || near.view().card(far.id()).map(|card| (card.memory_offered_bytes, card.memory_free_bytes));
+    wait_until("they see each other", || offered() == Some((256 << 20, 256 << 20))).await;
+    let lease = near.pool("a test").lease(64 << 20, Some(far.id())).await.expect("lent");
+    lease.put(0, *b"the sea").await.expect("written");
+
+    // Others take so much that 100 MiB could still be promised: what is lent stays lent, and no more is.
+    *gauge.0.lock().expect("not poisoned") = left(164 << 20);
+    wait_until("less is offered", || offered() == Some((100 << 20, 36 << 20))).await;
+    assert!(far.troubles().iter().any(|trouble| trouble.about == "memory" && trouble.what.contains("268 MB")), "{:?}", far.troubles());
+    assert_eq!(lease.get(0, 7).await.expect("read"), b"the sea");
+
+    // The machine runs out: what is lent goes back.
+    *gauge.0.lock().expect("not poisoned") = left(10 << 20);
+    wait_until("the lease ends", || !lease.is_usable()).await;
+    let denied = lease.get(0, 7).await.expect_err("it is not lent any more");
+    assert!(denied.to_string().contains("offers only"), "{denied}");
+    wait_until("it is free", || far.leases().totals.used == 0).await;
+    for node in [near, far] {
+        node.leave().await;
+    }
 }

@@ -5,15 +5,9 @@ mod common;
 
 use std::process::Command;
 
-use common::{NodeProcess, TINY, models_folder, post, shoal, stream, up, up_lending, wait_until, wait_until_joined};
+use common::{NodeProcess, TINY, direct, key, models_folder, post, shoal, stream, up, up_lending, wait_until, wait_until_joined};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-
-/// A key of a test's own cluster, so that tests that run at the same time do not find each other.
-fn key() -> String {
-    let output = shoal().args(["key", "new"]).output().expect("runs");
-    String::from_utf8(output.stdout).expect("text").trim().to_owned()
-}
 
 /// A node that finds others by multicast on this machine.
 fn private(root: &std::path::Path, name: &str, key: &str) -> Command {
@@ -25,17 +19,6 @@ fn private(root: &std::path::Path, name: &str, key: &str) -> Command {
 /// A node that only goes where it is told.
 fn directed(root: &std::path::Path, name: &str, key: Option<&str>, peer: Option<&NodeProcess>) -> Command {
     direct(up(root, name), key, peer)
-}
-
-fn direct(mut command: Command, key: Option<&str>, peer: Option<&NodeProcess>) -> Command {
-    command.args(["--no-mdns", "--no-beacon", "--listen", "127.0.0.1:0", "--tensor-listen", "127.0.0.1:0"]);
-    if let Some(key) = key {
-        command.env("SHOAL_KEY", key);
-    }
-    if let Some(peer) = peer {
-        command.arg("--peer").arg(peer.peer_address());
-    }
-    command
 }
 
 fn question(model: &str, max_tokens: u32) -> Value {

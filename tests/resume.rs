@@ -3,14 +3,8 @@
 
 mod common;
 
-use common::{Events, NodeProcess, TINY, events, get, models_folder, post, raw_request, shoal, up, wait_until, wait_until_joined};
+use common::{Events, NodeProcess, TINY, direct, events, get, key, models_folder, post, raw_request, up, wait_until, wait_until_joined};
 use serde_json::{Value, json};
-
-/// A key of a test's own cluster.
-fn key() -> String {
-    let output = shoal().args(["key", "new"]).output().expect("runs");
-    String::from_utf8(output.stdout).expect("text").trim().to_owned()
-}
 
 struct Cluster {
     root: tempfile::TempDir,
@@ -33,13 +27,8 @@ impl Cluster {
 
     /// A node with the data folder of its place.
     fn node(&self, place: usize) -> NodeProcess {
-        let mut command = up(self.root.path(), &format!("n{place}"));
-        command.args(["--no-mdns", "--no-beacon", "--listen", "127.0.0.1:0", "--tensor-listen", "127.0.0.1:0"]);
-        command.env("SHOAL_KEY", &self.key);
-        if let Some(peer) = self.nodes.iter().enumerate().find(|(other, _)| *other != place).map(|(_, node)| node) {
-            command.arg("--peer").arg(peer.peer_address());
-        }
-        NodeProcess::start(command)
+        let peer = self.nodes.iter().enumerate().find(|(other, _)| *other != place).map(|(_, node)| node);
+        NodeProcess::start(direct(up(self.root.path(), &format!("n{place}")), Some(&self.key), peer))
     }
 
     fn restart(&mut self, place: usize) {

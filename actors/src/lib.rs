@@ -19,6 +19,7 @@ pub mod network;
 pub mod node;
 mod places;
 pub mod plan;
+pub mod pressure;
 pub mod region;
 pub mod request;
 pub mod scheduler;

@@ -20,8 +20,11 @@ pub(crate) const TINY: &str = "test/tiny:tiny-llama.gguf";
 /// The program.
 pub(crate) fn shoal() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shoal"));
-    for name in ["SHOAL_KEY", "SHOAL_API", "SHOAL_MODELS", "SHOAL_LOG"] {
+    for name in ["SHOAL_KEY", "SHOAL_API", "SHOAL_MODELS"] {
         command.env_remove(name);
+    }
+    if std::env::var_os("SHOAL_TEST_LOGS").is_none() {
+        command.env_remove("SHOAL_LOG");
     }
     command
 }
@@ -85,10 +88,34 @@ fn up_in(root: &Path, name: &str, models: &Path, bytes: u64) -> Command {
     command
 }
 
+/// A key of a test's own cluster, so that tests that run at the same time do not find each other.
+pub(crate) fn key() -> String {
+    let output = shoal().args(["key", "new"]).output().expect("runs");
+    String::from_utf8(output.stdout).expect("text").trim().to_owned()
+}
+
+/// Has a node only go where it is told.
+pub(crate) fn direct(mut command: Command, key: Option<&str>, peer: Option<&NodeProcess>) -> Command {
+    command.args(["--no-mdns", "--no-beacon", "--listen", "127.0.0.1:0", "--tensor-listen", "127.0.0.1:0"]);
+    if let Some(key) = key {
+        command.env("SHOAL_KEY", key);
+    }
+    if let Some(peer) = peer {
+        command.arg("--peer").arg(peer.peer_address());
+    }
+    command
+}
+
 impl NodeProcess {
     /// Starts a node and waits until it is ready.
     pub(crate) fn start(mut command: Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // To find out why a test fails now and then: what each node logs, in a file of its own.
+        if let Some(folder) = std::env::var_os("SHOAL_TEST_LOGS") {
+            let name: PathBuf = command.get_args().skip_while(|argument| *argument != "--name").nth(1).unwrap_or_default().into();
+            let log = std::fs::File::options().create(true).append(true).open(Path::new(&folder).join(name.with_extension("log")));
+            command.stderr(log.expect("a log"));
+        }
         let mut child = command.spawn().expect("starts");
         let stdout = child.stdout.take().expect("piped");
         let (send, lines) = mpsc::channel();

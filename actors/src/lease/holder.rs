@@ -1,6 +1,6 @@
 //! The holder's actor: the shell around [`Keeper`], and the handle that conductors and users' programs use it by.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
 use tokio::sync::oneshot;
 
-use super::error::{AcquireError, LeaseError};
+use super::error::{AcquireError, LeaseError, LostReason};
 use super::keeper::{BatchKey, CallFailure, HeldLease, Input, Keeper, LostLease, Output};
 use super::leases::{LeasesStartError, start_error};
 use super::types::{Beneficiary, Grant, LeaseSpec};
@@ -37,10 +37,15 @@ struct Shared {
     subscribers: Mutex<Vec<Arc<LostSubscriber>>>,
 }
 
+/// Lost leases of which it is remembered why.
+const LOST_KEPT: usize = 256;
+
 #[derive(Default)]
 struct State {
     keeper: Keeper,
     actor: Option<ActorRef<LeaseKeeperMessage>>,
+    /// The leases that were lost last, for whoever asks why.
+    lost: VecDeque<LostLease>,
 }
 
 type Answer = oneshot::Sender<Result<Vec<Grant>, AcquireError>>;
@@ -174,6 +179,11 @@ impl LeaseKeeper {
     /// What is held, by id.
     pub fn held(&self) -> Vec<HeldLease> {
         self.state().keeper.held().collect()
+    }
+
+    /// Why a lease was lost, if that is not long ago.
+    pub fn why_lost(&self, lease: LeaseId) -> Option<LostReason> {
+        self.state().lost.iter().find(|lost| lost.lease == lease).map(|lost| lost.reason.clone())
     }
 
     /// Tells `subscriber` of every lease that is lost from now on.
@@ -419,6 +429,11 @@ impl Running {
             }
             Output::Lost(lost) => {
                 tracing::warn!(target: "shoal::lease", %lost, "a lease is lost");
+                {
+                    let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+                    state.lost.push_front(lost.clone());
+                    state.lost.truncate(LOST_KEPT);
+                }
                 let subscribers = shared.subscribers.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 for subscriber in subscribers {
                     subscriber(&lost);

@@ -21,6 +21,7 @@ use crate::env::{
 };
 use crate::membership;
 use crate::network::Libp2pNetwork;
+use crate::pressure::{MemoryGauge, SystemGauge};
 use crate::secret::{ClusterKey, Identity};
 use crate::stage::links::TensorLinks;
 use crate::survey::{self, DeviceChoice, Facts};
@@ -43,6 +44,7 @@ pub struct NodeBuilder {
     api: Option<String>,
     network: Option<Arc<dyn NetworkFactory>>,
     compute: Option<Arc<dyn Compute>>,
+    gauge: Option<Arc<dyn MemoryGauge>>,
     beacon: Option<Arc<dyn Beacon>>,
 }
 
@@ -177,6 +179,14 @@ impl NodeBuilder {
         self
     }
 
+    /// Another gauge of the machine's memory than the machine's own word. What is offered follows it ([`crate::pressure`]), unless the device
+    /// that the node computes on has memory of its own.
+    #[must_use]
+    pub fn memory_gauge(mut self, gauge: Arc<dyn MemoryGauge>) -> Self {
+        self.gauge = Some(gauge);
+        self
+    }
+
     /// Another control network than libp2p, e.g. [`crate::network::MemoryNetwork`].
     #[must_use]
     pub fn network(mut self, factory: Arc<dyn NetworkFactory>) -> Self {
@@ -216,6 +226,7 @@ impl NodeBuilder {
 
         let mut facts = Facts::read();
         let threads = self.threads.unwrap_or_else(|| facts.cores.max(1));
+        let mut hosts = true;
         let (compute, device_offer) = match self.compute {
             Some(compute) => (compute, None),
             None => {
@@ -240,6 +251,7 @@ impl NodeBuilder {
                 }
                 if let Some(bytes) = chosen.own_memory_bytes {
                     facts.memory.total_bytes = bytes;
+                    hosts = false;
                 }
                 let compute: Arc<dyn Compute> = Arc::new(EngineCompute::new(chosen.device, chosen.card, Arc::clone(&clock)));
                 (compute, offer)
@@ -267,6 +279,7 @@ impl NodeBuilder {
             incarnation,
             card,
             offered,
+            gauge: hosts.then(|| self.gauge.unwrap_or_else(|| Arc::new(SystemGauge))),
             threads: threads as usize,
             links,
             cluster: self.cluster,

@@ -48,6 +48,7 @@ use crate::linkbench::{self, BenchOptions, LinkBenchError, LinkBenchRow};
 use crate::membership::{ClusterView, Membership};
 use crate::network::NetworkHandle;
 use crate::plan::{Goal, Plan};
+use crate::pressure::MemoryWatch;
 use crate::request::{ChatMessage, GenerateRequest, Prompt, Unread};
 use crate::scheduler::GenerateRefusal;
 use crate::service::{Remote, ServeError, Service, Services};
@@ -86,6 +87,7 @@ struct Inner {
     topology: Topology,
     catalog: Catalog,
     leases: Leases,
+    memory: MemoryWatch,
     keeper: LeaseKeeper,
     links: TensorLinks,
     detours: DetourServer,
@@ -228,11 +230,12 @@ impl Node {
         &self.0.network
     }
 
-    /// What keeps this node from finding others, or others from finding it, at the moment: a given peer that does not answer, a
-    /// port that another program has.
+    /// What keeps this node from finding others or lending what it was told to, or others from finding it, at the moment: a given peer
+    /// that does not answer, a port that another program has, other programs that need the memory.
     pub fn troubles(&self) -> Vec<Trouble> {
         let mut troubles = self.0.network.troubles();
         troubles.extend(self.0.discovery.troubles());
+        troubles.extend(self.0.memory.trouble());
         troubles
     }
 

@@ -21,6 +21,7 @@ use crate::lease::{FenceHolds, LeaseKeeper, LeaseKeeperActor, LeaseKeeperArgumen
 use crate::linkbench::{LinkBench, LinkBenchServer};
 use crate::membership::{MemberEvent, Membership, MembershipActor, MembershipArguments, Timing};
 use crate::network::{NetworkActor, NetworkArguments, NetworkHandle};
+use crate::pressure::{MemoryGauge, MemoryWatch, MemoryWatchActor, MemoryWatchArguments};
 use crate::region::{RegionMemory, RegionServers, Regions};
 use crate::scheduler::Generate;
 use crate::secret::{ClusterKey, Identity};
@@ -45,6 +46,8 @@ pub(super) struct Settings {
     pub(super) incarnation: Incarnation,
     pub(super) card: NodeCard,
     pub(super) offered: u64,
+    /// Of the memory that is offered; `None` if it is not the host's.
+    pub(super) gauge: Option<Arc<dyn MemoryGauge>>,
     pub(super) threads: usize,
     pub(super) links: TensorLinks,
     pub(super) cluster: Option<ClusterKey>,
@@ -167,7 +170,19 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
     }))
     .await?;
     let announce = membership.clone();
-    leases.subscribe(Box::new(move |totals| announce.update_card(move |card| card.memory_free_bytes = totals.free())));
+    leases.subscribe(Box::new(move |totals| {
+        announce.update_card(move |card| (card.memory_offered_bytes, card.memory_free_bytes) = (totals.offered, totals.free()));
+    }));
+    let memory = MemoryWatch::new(settings.offered);
+    if let Some(gauge) = settings.gauge {
+        let (clock, spawner) = (Arc::clone(&env.clock), Arc::clone(&env.spawner));
+        let arguments = MemoryWatchArguments { handle: memory.clone(), clock, spawner, gauge, leases: leases.clone() };
+        add(child("the watch over memory", move |cell| {
+            let arguments = arguments.clone();
+            async move { Ok(MemoryWatchActor::start(arguments, cell).await?.get_cell()) }
+        }))
+        .await?;
+    }
     let servers = RegionServers::new(regions, leases.clone(), settings.links.clone());
     services.serve::<RegionMemory>(move |call| servers.answer(call)).map_err(|e| part("leased memory")(e.to_string()))?;
     let keeper = LeaseKeeper::new(Arc::clone(&env.clock), services.clone());
@@ -264,6 +279,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
         topology,
         catalog,
         leases,
+        memory,
         keeper,
         links: settings.links,
         detours,

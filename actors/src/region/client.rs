@@ -29,8 +29,11 @@ const IDLE: Duration = Duration::from_secs(1);
 #[non_exhaustive]
 pub enum RegionError {
     /// The lease has ended, for its holder.
-    #[error("the lease has ended: its owner is gone, took it back, or was not reached to renew it; lease memory again")]
-    Ended,
+    #[error("the lease has ended: {why}; lease memory again")]
+    Ended {
+        /// Why, as far as its holder knows.
+        why: String,
+    },
     /// The owner could not be asked.
     #[error("the owner of the memory cannot be asked: {0}")]
     Call(#[from] CallError),
@@ -164,7 +167,9 @@ impl Mover {
         loop {
             tries += 1;
             if !self.keeper.may_use(self.grant.lease) {
-                return Err(RegionError::Ended);
+                let why = self.keeper.why_lost(self.grant.lease).map(|why| why.to_string());
+                let why = why.unwrap_or_else(|| "its owner was not reached to renew it".to_owned());
+                return Err(RegionError::Ended { why });
             }
             let deadline = self.links.effects().after(TRANSFER_MAX);
             let region = match self.region.as_mut() {

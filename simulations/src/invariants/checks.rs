@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use shoal_actors::ids::{Incarnation, LeaseId, NodeId};
-use shoal_actors::lease::{HeldLease, LeaseUse};
+use shoal_actors::lease::{Beneficiary, HeldLease, LeaseUse};
 use shoal_actors::stage::StageKey;
 
 use super::{Belief, Invariant, Lent, NodeScene, Orphan, Past, Phases, Scene, Served};
@@ -244,6 +244,10 @@ fn lent(cluster: &Cluster, life: &Life) -> (Vec<Lent>, u64) {
         holder: info.holder,
         bytes: info.bytes,
         until: (!info.remaining.is_zero()).then(|| cluster.real(life.node.number, now + info.remaining)),
+        conducted: match info.beneficiary {
+            Beneficiary::Instance(instance) => Some((instance, info.term)),
+            Beneficiary::User(_) => None,
+        },
     };
     (view.leases.iter().map(lease).collect(), view.totals.used)
 }

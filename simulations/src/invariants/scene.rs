@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use shoal_actors::ids::{Incarnation, LeaseId, NodeId};
+use shoal_actors::ids::{Incarnation, InstanceId, LeaseId, NodeId, Term};
 use shoal_actors::lease::LeaseError;
 use shoal_actors::membership::ClusterView;
 use shoal_actors::stage::StageKey;
@@ -31,6 +31,8 @@ pub struct Lent {
     pub bytes: u64,
     /// When it runs out; `None` if that has passed or it has ended.
     pub until: Option<u64>,
+    /// Of which instance it is, and under which term; `None` if it is a user's.
+    pub conducted: Option<(InstanceId, Term)>,
 }
 
 /// A lease that its holder counts as its own.
@@ -211,7 +213,7 @@ pub(super) mod tests {
         pub(in super::super) fn lend(&mut self, owner: u16, lease: u128, holder: u16, bytes: u64) {
             let node = self.nodes.get_mut(&owner).unwrap();
             node.used += bytes;
-            node.lent.push(Lent { lease: LeaseId(lease), holder: id(holder), bytes, until: Some(1000) });
+            node.lent.push(Lent { lease: LeaseId(lease), holder: id(holder), bytes, until: Some(1000), conducted: None });
             self.past.note(node, |holder| Some(u64::from(holder.0[0]) - 1));
         }
 

@@ -19,8 +19,8 @@ use shoal_actors::lease::timing;
 use crate::broken::Broken;
 use crate::cluster::Cluster;
 use crate::invariants::{
-    Checks, Invariant, MemoryComesBack, MemoryFits, OneHolder, Phases, PlansCover, RequestsEnd, Served, StagesArePaidFor, TokensAreExact,
-    ViewsAgree,
+    Checks, Invariant, MemoryComesBack, MemoryFits, OneConductor, OneHolder, Phases, PlansCover, RequestsEnd, Served, StagesArePaidFor,
+    TokensAreExact, ViewsAgree,
 };
 use crate::nemesis::{self, Faults, Target};
 use crate::report::Counts;
@@ -110,6 +110,7 @@ pub(crate) fn play(world: &World, options: Options, counts: Arc<Mutex<Counts>>) 
         Box::new(StagesArePaidFor),
         Box::new(MemoryFits),
         Box::new(OneHolder::default()),
+        Box::new(OneConductor::default()),
         Box::new(ViewsAgree::new(AGREE_WITHIN)),
         Box::new(MemoryComesBack::new(BACK_WITHIN)),
     ];
