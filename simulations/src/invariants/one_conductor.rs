@@ -41,6 +41,8 @@ impl Invariant for OneConductor {
             }
             for (lent, until, (instance, term)) in in_force() {
                 if self.heeded.get(&(node.id, node.incarnation, instance)).is_none_or(|newest| *newest == term) {
+                    // Perhaps claimed by now.
+                    self.superseded.remove(&(node.id, lent.lease));
                     continue;
                 }
                 let before = *self.superseded.entry((node.id, lent.lease)).or_insert(until);
@@ -86,8 +88,14 @@ mod tests {
         made.check(&mut invariant, &[0]).unwrap();
         made.node(0).lent[1].until = Some(2 * DRIFT);
         made.check(&mut invariant, &[0]).unwrap();
-        made.node(0).lent[0].until = Some(2 * DRIFT);
-        let why = made.check(&mut invariant, &[0]).unwrap_err();
+        let mut claimed = lending(&[term(3, 3), term(3, 3)]);
+        claimed.node(0).lent[0].until = Some(2 * DRIFT);
+        claimed.check(&mut invariant, &[0]).unwrap();
+        let mut again = lending(&[term(3, 3), term(4, 1)]);
+        again.node(0).lent[0].until = Some(2 * DRIFT);
+        again.check(&mut invariant, &[0]).unwrap();
+        again.node(0).lent[0].until = Some(4 * DRIFT);
+        let why = again.check(&mut invariant, &[0]).unwrap_err();
         assert!(why.contains("node 0 goes on honouring"), "{why}");
     }
 
