@@ -72,9 +72,9 @@ fn journal_messages_are_pinned() {
     pinned(&append, &[&[1, 2], TERM[0], TERM[1], &[5, 1, 1, 0x80, 1]]);
     pinned(&JournalRequest::Finish { instance, term: term(), request, ended: None }, &[&[2, 2], TERM[0], TERM[1], &[5, 0]]);
     let time = std::time::Duration::from_nanos;
-    let timing = Timing { queued: time(1), prefill: time(2_000_000_003), decode: time(4) };
+    let timing = Timing { queued: time(1), prefill: time(2_000_000_003), decode: time(4), cached: 300 };
     let ended = Some(Ended { reason: Finish::Length, timing, tokens: 200 });
-    let ended_bytes: &[u8] = &[5, 1, 1, 0, 1, 2, 3, 0, 4, 0xc8, 1];
+    let ended_bytes: &[u8] = &[5, 1, 1, 0, 1, 2, 3, 0, 4, 0xac, 2, 0xc8, 1];
     pinned(&JournalRequest::Finish { instance, term: term(), request, ended }, &[&[2, 2], TERM[0], TERM[1], ended_bytes]);
     pinned(&JournalRequest::Collect { instance, term: term(), after: None }, &[&[3, 2], TERM[0], TERM[1], &[0]]);
     pinned(&JournalRequest::Collect { instance, term: term(), after: Some(request) }, &[&[3, 2], TERM[0], TERM[1], &[1, 5]]);

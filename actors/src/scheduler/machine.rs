@@ -1,12 +1,13 @@
 //! Continuous batching as a pure machine: requests in, steps out, tokens in, events out.
 //!
-//! A step mixes decode rows of running sequences with prefill chunks of new ones. Decode rows go first, so that one
-//! user's long prompt does not stall everybody's stream, and prompts are cut into chunks, so that several stages work
-//! on one prompt at once. As many steps are in flight as there are stages.
+//! A step mixes decode rows of running sequences with prefill chunks of new ones. Decode rows go first, and a step has no more than
+//! one chunk of prompts beside them, so that one user's long prompt does not stall everybody's stream. As many steps are in flight as
+//! there are stages.
 //!
-//! KV memory is counted in the pages of the stages. Sequences are admitted while their prompt fits; when a running
+//! KV memory is counted in the pages of the stages ([`super::pages`]). Sequences are admitted while their prompt fits; when a running
 //! one needs a page and none is free, the youngest is preempted: its pages are freed in the step stream, and later its
-//! tokens are run again. Because sampling depends on (seed, position) alone, nobody sees a difference but time.
+//! tokens are run again. Because sampling depends on (seed, position) alone, nobody sees a difference but time. What a sequence
+//! begins with and somebody has computed already it need not run again, if the pages are still there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use shoal_engine::sampler::SamplingParams;
 use shoal_engine::stage::{Row, SequenceId};
 
+use super::pages::{Chain, Found, Pages, chain};
 use crate::env::Instant;
 use crate::ids::RequestId;
 use crate::stage::message::{Open, Step, Tokens};
@@ -29,7 +31,7 @@ pub struct SchedulerConfig {
     pub depth: usize,
     /// Rows of one step.
     pub rows_max: usize,
-    /// Rows of one sequence's prompt in one step.
+    /// Rows of prompts in one step.
     pub chunk_rows: usize,
     /// Sequences that run at once.
     pub sequences_max: usize,
@@ -41,6 +43,8 @@ pub struct SchedulerConfig {
     pub context_tokens: u32,
     /// Requests that wait or run at once.
     pub requests_max: usize,
+    /// Whether pages of what ran before are used again.
+    pub prefix_cache: bool,
 }
 
 /// A request as the scheduler sees it.
@@ -72,7 +76,7 @@ pub enum Finish {
     Cancelled,
 }
 
-/// How long the parts of a request took.
+/// How long the parts of a request took, and what it was spared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Timing {
     /// From submission until its first rows were sent.
@@ -81,6 +85,8 @@ pub struct Timing {
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
+    /// Tokens of the prompt that did not have to be run, because their pages were there.
+    pub cached: u32,
 }
 
 /// What happened to a request.
@@ -161,14 +167,27 @@ struct Sequence {
     number: Option<SequenceId>,
     /// Changes when it is preempted, so that answers of before are recognised.
     generation: u32,
+    /// What its full pages hold.
+    chains: Vec<Chain>,
     submitted: Instant,
     started: Option<Instant>,
     first: Option<Instant>,
+    /// Tokens of the prompt that were there when it started.
+    cached: u32,
 }
 
 impl Sequence {
     fn unsent(&self) -> usize {
         self.tokens.len() - self.sent
+    }
+
+    /// What the first `pages` pages hold, which must be full.
+    fn chains(&mut self, pages: usize, page_tokens: usize) -> &[Chain] {
+        for page in self.tokens.chunks_exact(page_tokens).take(pages).skip(self.chains.len()) {
+            let next = chain(self.chains.last(), page);
+            self.chains.push(next);
+        }
+        &self.chains[..pages.min(self.chains.len())]
     }
 }
 
@@ -188,13 +207,25 @@ pub struct Scheduler {
     /// All sequences by age: the key counts up with submissions.
     sequences: BTreeMap<u64, Sequence>,
     by_id: BTreeMap<RequestId, u64>,
-    waiting: VecDeque<u64>,
+    waiting: BTreeSet<u64>,
     /// Open sequences, oldest admission first.
     running: Vec<u64>,
     numbers: BTreeSet<u32>,
-    frees: Vec<SequenceId>,
-    free_pages: usize,
+    pages: Pages,
     in_flight: VecDeque<InFlight>,
+}
+
+/// A step on its way.
+#[derive(Debug, Default)]
+struct Composed {
+    rows: Vec<Row>,
+    samples: Vec<(u64, u32)>,
+    /// Sequences with rows in it.
+    used: BTreeSet<u64>,
+}
+
+fn pages(config: &SchedulerConfig) -> Pages {
+    Pages::new(config.pages, config.page_tokens, config.sequences_max, config.prefix_cache)
 }
 
 impl Scheduler {
@@ -206,11 +237,10 @@ impl Scheduler {
             next_key: 0,
             sequences: BTreeMap::new(),
             by_id: BTreeMap::new(),
-            waiting: VecDeque::new(),
+            waiting: BTreeSet::new(),
             running: Vec::new(),
             numbers,
-            frees: Vec::new(),
-            free_pages: config.pages,
+            pages: pages(&config),
             in_flight: VecDeque::new(),
             config,
         }
@@ -226,9 +256,14 @@ impl Scheduler {
         (self.waiting.len(), self.running.len())
     }
 
-    /// KV pages that are free.
+    /// KV pages that no running sequence holds: those that are free, and those that only keep what may be used again.
     pub fn free_pages(&self) -> usize {
-        self.free_pages
+        self.pages.available()
+    }
+
+    /// KV pages in which nothing is kept either.
+    pub fn empty_pages(&self) -> usize {
+        self.pages.empty()
     }
 
     /// Every request that has not ended.
@@ -265,24 +300,36 @@ impl Scheduler {
         let key = self.next_key;
         self.next_key += 1;
         self.by_id.insert(work.id, key);
-        self.waiting.push_back(key);
-        let sequence = Sequence { work, tokens, sent: 0, number: None, generation: 0, submitted: now, started: None, first: None };
+        self.waiting.insert(key);
+        let sequence = Sequence {
+            work,
+            tokens,
+            sent: 0,
+            number: None,
+            generation: 0,
+            chains: Vec::new(),
+            submitted: now,
+            started: None,
+            first: None,
+            cached: 0,
+        };
         self.sequences.insert(key, sequence);
         Ok(())
     }
 
-    /// The pipeline was made anew, with other limits and no sequence in it: whatever ran is run again, prompt and answer so
+    /// The pipeline was made anew, with other limits and nothing in its pages: whatever ran is run again, prompt and answer so
     /// far, and goes on from there. Steps under way are never answered. Gives the requests that the new pipeline can never
     /// hold; they stay until they are finished.
     pub fn restart(&mut self, config: SchedulerConfig) -> Vec<RequestId> {
         self.next_step = 0;
         self.in_flight.clear();
-        self.frees.clear();
         self.running.clear();
         self.numbers = (0..u32::try_from(config.sequences_max).unwrap_or(u32::MAX)).collect();
-        self.free_pages = config.pages;
+        self.pages = pages(&config);
         self.config = config;
         for sequence in self.sequences.values_mut() {
+            // Pages may have another length now.
+            sequence.chains.clear();
             if sequence.number.take().is_some() {
                 sequence.sent = 0;
                 sequence.generation += 1;
@@ -310,70 +357,113 @@ impl Scheduler {
 
     fn end(&mut self, now: Instant, key: u64, reason: Finish) -> Event {
         self.close(key);
-        self.waiting.retain(|waiting| *waiting != key);
+        self.waiting.remove(&key);
         let Some(sequence) = self.sequences.remove(&key) else { unreachable!("keys come from the same map") };
         self.by_id.remove(&sequence.work.id);
         let started = sequence.started.unwrap_or(now);
         let first = sequence.first.unwrap_or(now);
-        let timing = Timing { queued: started.since(sequence.submitted), prefill: first.since(started), decode: now.since(first) };
+        let queued = started.since(sequence.submitted);
+        let timing = Timing { queued, prefill: first.since(started), decode: now.since(first), cached: sequence.cached };
         Event::Finished { id: sequence.work.id, reason, timing }
     }
 
     /// Gives a sequence's number and pages back, if it is open.
     fn close(&mut self, key: u64) {
-        let pages = self.sequences.get(&key).map_or(0, |s| self.pages_of(s.sent));
+        self.note(key);
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
         let Some(number) = sequence.number.take() else { return };
         sequence.sent = 0;
         sequence.generation += 1;
-        self.frees.push(number);
-        self.free_pages += pages;
+        self.pages.close(number.0);
         self.running.retain(|running| *running != key);
+    }
+
+    /// Takes note of what is in the pages of an open sequence by the next step.
+    fn note(&mut self, key: u64) {
+        let page_tokens = self.config.page_tokens;
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        if let Some(number) = sequence.number {
+            let full = sequence.sent / page_tokens;
+            self.pages.note(number.0, sequence.chains(full, page_tokens));
+        }
     }
 
     /// Makes room for `pages` more by preempting sequences younger than `key`, the youngest first. `false` if that is
     /// not enough; `key` itself is then the youngest and has to wait.
     fn make_room(&mut self, pages: usize, key: u64, used: &BTreeSet<u64>) -> bool {
-        while self.free_pages < pages {
+        while self.pages.available() < pages {
             // A sequence with rows in the step that is being composed must not be freed by the same step.
             let Some(youngest) = self.running.iter().copied().filter(|k| *k > key && !used.contains(k)).max() else { return false };
             self.close(youngest);
-            let place = self.waiting.iter().position(|waiting| *waiting > youngest).unwrap_or(self.waiting.len());
-            self.waiting.insert(place, youngest);
+            self.waiting.insert(youngest);
         }
         true
     }
 
-    fn admit(&mut self, now: Instant, opens: &mut Vec<Open>) {
-        while let Some(key) = self.waiting.front().copied() {
-            if opens.len() >= OPENS_MAX {
-                return;
-            }
-            let free_number = self.numbers.iter().copied().find(|n| !self.taken(*n));
-            let Some(number) = free_number else { return };
-            let Some(sequence) = self.sequences.get(&key) else { return };
-            // The whole prompt and one token more must fit, beside what the admitted ones have still to send.
-            let promised: usize = self
-                .running
-                .iter()
-                .filter_map(|k| self.sequences.get(k))
-                .map(|s| self.pages_of(s.tokens.len() + 1) - self.pages_of(s.sent))
-                .sum();
-            if self.pages_of(sequence.tokens.len() + 1) + promised > self.free_pages {
-                return;
-            }
-            self.waiting.pop_front();
-            self.running.push(key);
-            let Some(sequence) = self.sequences.get_mut(&key) else { return };
-            sequence.number = Some(SequenceId(number));
-            sequence.started.get_or_insert(now);
-            let prompt_tokens = u32::try_from(sequence.work.prompt.len()).unwrap_or(u32::MAX);
-            opens.push(Open { sequence: number, prompt_tokens, sampling: sequence.work.sampling.clone() });
+    /// Opens a sequence that waits, if there is room for it.
+    fn admit(&mut self, now: Instant, key: u64) -> bool {
+        let Some(number) = self.numbers.iter().copied().find(|n| !self.taken(*n)) else { return false };
+        let page_tokens = self.config.page_tokens;
+        let Some(sequence) = self.sequences.get_mut(&key) else { return false };
+        // The last token is run in any case: its row is what is sampled.
+        let full = (sequence.tokens.len() - 1) / page_tokens;
+        let found = self.pages.find(sequence.chains(full, page_tokens));
+        let length = sequence.tokens.len() + 1;
+        // The whole prompt and one token more must fit, beside what the admitted ones have still to send.
+        let promised: usize = (self.running.iter().filter_map(|k| self.sequences.get(k)))
+            .map(|s| self.pages_of(s.tokens.len() + 1) - self.pages_of(s.sent))
+            .sum();
+        let (spared, cost) = found.map_or((0, 0), |found| (found.pages, self.pages.cost(found)));
+        if self.pages_of(length) - spared + cost + promised > self.pages.available() {
+            return false;
         }
+        self.open(now, key, number, found);
+        true
+    }
+
+    fn open(&mut self, now: Instant, key: u64, number: u32, found: Option<Found>) {
+        self.waiting.remove(&key);
+        self.running.push(key);
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        sequence.number = Some(SequenceId(number));
+        sequence.sent = found.map_or(0, |found| found.pages * self.config.page_tokens);
+        if sequence.started.is_none() {
+            sequence.started = Some(now);
+            sequence.cached = u32::try_from(sequence.sent.min(sequence.work.prompt.len())).unwrap_or(u32::MAX);
+        }
+        let prompt_tokens = u32::try_from(sequence.work.prompt.len()).unwrap_or(u32::MAX);
+        let open = Open { sequence: number, prompt_tokens, sampling: sequence.work.sampling.clone(), shared: None };
+        self.pages.open(open, found);
     }
 
     fn taken(&self, number: u32) -> bool {
         self.running.iter().filter_map(|k| self.sequences.get(k)).any(|s| s.number == Some(SequenceId(number)))
+    }
+
+    /// Which prompts run in the next step, and how many rows of each, after those that wait were admitted.
+    fn prompts(&mut self, now: Instant) -> Vec<(u64, usize)> {
+        let decoding = self.running.iter().filter_map(|key| self.sequences.get(key)).filter(|s| s.unsent() == 1).count();
+        let mut left = self.config.rows_max.saturating_sub(decoding).min(self.config.chunk_rows);
+        let mut chosen = Vec::new();
+        let (mut full, mut opened) = (false, 0);
+        while left > 0 {
+            let runs = |key: &u64| self.sequences.get(key).is_some_and(|s| s.unsent() > 1) && chosen.iter().all(|(known, _)| known != key);
+            let running = self.running.iter().copied().filter(runs).min();
+            let waiting = self.waiting.first().copied().filter(|_| !full && opened < OPENS_MAX);
+            let Some(key) = running.into_iter().chain(waiting).min() else { break };
+            if waiting == Some(key) {
+                if !self.admit(now, key) {
+                    full = true;
+                    continue;
+                }
+                opened += 1;
+            }
+            let Some(sequence) = self.sequences.get(&key) else { break };
+            let count = sequence.unsent().min(left);
+            chosen.push((key, count));
+            left -= count;
+        }
+        chosen
     }
 
     /// Composes the next step, if there is one to send now. Call again until it gives none.
@@ -381,55 +471,54 @@ impl Scheduler {
         if self.in_flight.len() >= self.config.depth {
             return None;
         }
-        let mut opens = Vec::new();
-        self.admit(now, &mut opens);
-        let mut rows = Vec::new();
-        let mut samples = Vec::new();
-        let mut used = BTreeSet::new();
+        for key in self.running.clone() {
+            self.note(key);
+        }
+        let prompts = self.prompts(now);
+        let mut step = Composed::default();
         // Sequences that owe a single row are decoding: they go first.
-        let mut order = self.running.clone();
-        order.sort_by_key(|key| (self.sequences.get(key).map_or(0, Sequence::unsent) > 1, *key));
-        for key in order {
-            let left = self.config.rows_max - rows.len();
-            let Some(sequence) = self.sequences.get(&key) else { continue };
-            let count = sequence.unsent().min(left).min(self.config.chunk_rows);
-            if count == 0 || sequence.number.is_none() {
-                continue;
-            }
-            let more = self.pages_of(sequence.sent + count) - self.pages_of(sequence.sent);
-            if !self.make_room(more, key, &used) {
-                continue;
-            }
-            self.free_pages -= more;
-            used.insert(key);
-            let Some(sequence) = self.sequences.get_mut(&key) else { continue };
-            let Some(number) = sequence.number else { continue };
-            for place in sequence.sent..sequence.sent + count {
-                let sample = place + 1 == sequence.tokens.len();
-                let position = u32::try_from(place).unwrap_or(u32::MAX);
-                rows.push(Row { sequence: number, position, token: sequence.tokens[place], sample });
-                if sample {
-                    samples.push((key, sequence.generation));
-                }
-            }
-            sequence.sent += count;
+        let owes = |key: &u64| self.sequences.get(key).is_some_and(|s| s.unsent() == 1) && prompts.iter().all(|(prompt, _)| prompt != key);
+        let mut decoding: Vec<u64> = self.running.iter().copied().filter(owes).collect();
+        decoding.sort_unstable();
+        decoding.truncate(self.config.rows_max);
+        for key in decoding {
+            self.compose(key, 1, &mut step);
         }
-        // A sequence that was opened and at once preempted again for an older one was never opened.
-        let never: BTreeSet<u32> = opens.iter().map(|open| open.sequence).filter(|number| !self.taken(*number)).collect();
-        opens.retain(|open| !never.contains(&open.sequence));
-        let mut frees = std::mem::take(&mut self.frees);
-        for number in &never {
-            if let Some(place) = frees.iter().rposition(|free| free.0 == *number) {
-                frees.remove(place);
-            }
+        for (key, count) in prompts {
+            self.compose(key, count, &mut step);
         }
-        if rows.is_empty() && frees.is_empty() && opens.is_empty() {
+        let Composed { rows, samples, .. } = step;
+        let changes = self.pages.take_changes();
+        if rows.is_empty() && changes.is_empty() {
             return None;
         }
-        let step = Step { step: self.next_step, opens, frees, rows };
+        let step = Step { step: self.next_step, changes, rows };
         self.next_step += 1;
         self.in_flight.push_back(InFlight { step: step.step, samples });
         Some(step)
+    }
+
+    /// Adds a sequence's next rows to a step, unless there is no memory for them.
+    fn compose(&mut self, key: u64, count: usize, step: &mut Composed) {
+        let Some(sequence) = self.sequences.get(&key) else { return };
+        // It may have been preempted meanwhile.
+        let (Some(number), end) = (sequence.number, sequence.sent + count) else { return };
+        let more = self.pages_of(end) - self.pages_of(sequence.sent);
+        if !self.make_room(more, key, &step.used) {
+            return;
+        }
+        self.pages.grow(number.0, end);
+        step.used.insert(key);
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        for place in sequence.sent..end {
+            let sample = place + 1 == sequence.tokens.len();
+            let position = u32::try_from(place).unwrap_or(u32::MAX);
+            step.rows.push(Row { sequence: number, position, token: sequence.tokens[place], sample });
+            if sample {
+                step.samples.push((key, sequence.generation));
+            }
+        }
+        sequence.sent = end;
     }
 
     /// Takes the last stage's answer to the oldest step in flight.

@@ -4,6 +4,7 @@ mod actor;
 mod answers;
 mod find;
 mod machine;
+mod pages;
 mod service;
 #[cfg(test)]
 mod tests;
