@@ -54,6 +54,8 @@ fn journal_messages_are_pinned() {
             ignore_end: true,
             unread: Unread::Wait,
             shape: "{}".to_owned(),
+            client: crate::request::Client { account: 300, user: 0 },
+            priority: crate::request::Priority::High,
         },
         prompt: vec![1, 128],
         emitted: vec![9],
@@ -65,7 +67,8 @@ fn journal_messages_are_pinned() {
         1, 0xac, 2, 0, 0, 0x80, 0xbf, // one bias
         0x80, 1, 1, 3, // seed, log probabilities
     ];
-    let entry_bytes = [&[5, 2, 1, 2, b'a', b'b'], sampling, &[1, 10, 1, 1, b'x', 1, 1, 2, b'{', b'}', 2, 1, 0x80, 1, 1, 9, 0]].concat();
+    let entry_bytes =
+        [&[5, 2, 1, 2, b'a', b'b'], sampling, &[1, 10, 1, 1, b'x', 1, 1, 2, b'{', b'}', 0xac, 2, 0, 2, 2, 1, 0x80, 1, 1, 9, 0]].concat();
     let store = JournalRequest::Store { instance, term: term(), entry: Box::new(entry.clone()) };
     pinned(&store, &[&[0, 2], TERM[0], TERM[1], &entry_bytes]);
     let append = JournalRequest::Append { instance, term: term(), request, from: 1, tokens: vec![128] };

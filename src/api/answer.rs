@@ -263,6 +263,8 @@ mod tests {
             ignore_end: false,
             unread: crate::Unread::Wait,
             shape: shape.to_text(),
+            client: crate::Client::default(),
+            priority: crate::Priority::Normal,
         };
         assert_eq!(Shape::of(&request), Some(Shape { request: RequestId(5), ..shape }));
         request.shape.clear();

@@ -388,6 +388,8 @@ mod tests {
                 ignore_end: false,
                 unread: Unread::Wait,
                 shape: String::new(),
+                client: crate::request::Client::default(),
+                priority: crate::request::Priority::Normal,
             })
         };
         let unknown = || (node(1), Err(GenerateError::Refused(GenerateRefusal::UnknownRequest(RequestId(1)))));

@@ -1,13 +1,14 @@
 //! Continuous batching as a pure machine: requests in, steps out, tokens in, events out.
 //!
 //! A step mixes decode rows of running sequences with prefill chunks of new ones. Decode rows go first, and a step has no more than
-//! one chunk of prompts beside them, so that one user's long prompt does not stall everybody's stream. As many steps are in flight as
-//! there are stages.
+//! one chunk of prompts beside them, so that one user's long prompt does not stall everybody's stream; where that takes long, chunks
+//! are made shorter ([`GAP`]). As many steps are in flight as there are stages.
 //!
-//! KV memory is counted in the pages of the stages ([`super::pages`]). Sequences are admitted while their prompt fits; when a running
-//! one needs a page and none is free, the youngest is preempted: its pages are freed in the step stream, and later its
-//! tokens are run again. Because sampling depends on (seed, position) alone, nobody sees a difference but time. What a sequence
-//! begins with and somebody has computed already it need not run again, if the pages are still there.
+//! Whose prompt is next is a matter of fairness and priority ([`super::fair`]). KV memory is counted in the pages of the stages
+//! ([`super::pages`]). Sequences are admitted while their prompt fits; when a running one needs a page and none is free, another is
+//! preempted ([`super::room`]): its pages are freed in the step stream, and later its tokens are run again. Because
+//! sampling depends on (seed, position) alone, nobody sees a difference but time. What a sequence begins with and somebody has
+//! computed already it need not run again, if the pages are still there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -16,13 +17,22 @@ use serde::{Deserialize, Serialize};
 use shoal_engine::sampler::SamplingParams;
 use shoal_engine::stage::{Row, SequenceId};
 
+use super::fair::{Candidate, Fair};
 use super::pages::{Chain, Found, Pages, chain};
 use crate::env::Instant;
 use crate::ids::RequestId;
+use crate::request::{Client, Priority};
 use crate::stage::message::{Open, Step, Tokens};
 
 /// Sequences that one step opens at most: it bounds the step's message.
 const OPENS_MAX: usize = 8;
+/// How long a chunk of prompts may hold up those who decode. Chunks are as short as that needs, but not shorter than
+/// [`CHUNK_LEAST`].
+pub const GAP: Duration = Duration::from_millis(100);
+/// Rows of the shortest chunk: fewer would take almost as long.
+pub const CHUNK_LEAST: usize = 16;
+/// Rows that one user may be behind another, in longest steps.
+const LAG_STEPS: usize = 8;
 
 /// What the scheduler may count on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +62,10 @@ pub struct SchedulerConfig {
 pub struct Work {
     /// Its name.
     pub id: RequestId,
+    /// Who sent it.
+    pub client: Client,
+    /// How urgent it is.
+    pub priority: Priority,
     /// The prompt; at least one token.
     pub prompt: Vec<u32>,
     /// Tokens that were already emitted before (by an earlier conductor): forced, not emitted again.
@@ -157,20 +171,22 @@ pub struct AnswerError {
 }
 
 #[derive(Debug)]
-struct Sequence {
-    work: Work,
+pub(super) struct Sequence {
+    pub(super) work: Work,
     /// Prompt, then emitted tokens.
-    tokens: Vec<u32>,
+    pub(super) tokens: Vec<u32>,
     /// Tokens whose rows were sent since the sequence was last opened.
-    sent: usize,
+    pub(super) sent: usize,
     /// Its number while it is open.
-    number: Option<SequenceId>,
+    pub(super) number: Option<SequenceId>,
     /// Changes when it is preempted, so that answers of before are recognised.
     generation: u32,
+    /// Whether it stands still, because nobody reads its answer.
+    pub(super) paused: bool,
     /// What its full pages hold.
     chains: Vec<Chain>,
     submitted: Instant,
-    started: Option<Instant>,
+    pub(super) started: Option<Instant>,
     first: Option<Instant>,
     /// Tokens of the prompt that were there when it started.
     cached: u32,
@@ -196,23 +212,31 @@ struct InFlight {
     step: u64,
     /// Sampled rows in order: which sequence, in which generation.
     samples: Vec<(u64, u32)>,
+    /// All rows, and when it was sent.
+    rows: usize,
+    sent: Instant,
 }
 
 /// Decides which rows run in which step: requests in, steps out, tokens in, events out.
 #[derive(Debug)]
 pub struct Scheduler {
-    config: SchedulerConfig,
+    pub(super) config: SchedulerConfig,
     next_step: u64,
     next_key: u64,
     /// All sequences by age: the key counts up with submissions.
-    sequences: BTreeMap<u64, Sequence>,
+    pub(super) sequences: BTreeMap<u64, Sequence>,
     by_id: BTreeMap<RequestId, u64>,
-    waiting: BTreeSet<u64>,
+    pub(super) waiting: BTreeSet<u64>,
     /// Open sequences, oldest admission first.
-    running: Vec<u64>,
+    pub(super) running: Vec<u64>,
     numbers: BTreeSet<u32>,
-    pages: Pages,
+    pub(super) pages: Pages,
+    pub(super) fair: Fair,
     in_flight: VecDeque<InFlight>,
+    /// When the last answer came.
+    answered: Option<Instant>,
+    /// What a row takes in steps with prompts, in seconds.
+    row_seconds: Option<f64>,
 }
 
 /// A step on its way.
@@ -241,7 +265,10 @@ impl Scheduler {
             running: Vec::new(),
             numbers,
             pages: pages(&config),
+            fair: Fair::new(LAG_STEPS * config.rows_max),
             in_flight: VecDeque::new(),
+            answered: None,
+            row_seconds: None,
             config,
         }
     }
@@ -271,7 +298,7 @@ impl Scheduler {
         self.by_id.keys().copied().collect()
     }
 
-    fn pages_of(&self, tokens: usize) -> usize {
+    pub(super) fn pages_of(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.config.page_tokens)
     }
 
@@ -300,6 +327,7 @@ impl Scheduler {
         let key = self.next_key;
         self.next_key += 1;
         self.by_id.insert(work.id, key);
+        self.fair.enter(work.client);
         self.waiting.insert(key);
         let sequence = Sequence {
             work,
@@ -307,6 +335,7 @@ impl Scheduler {
             sent: 0,
             number: None,
             generation: 0,
+            paused: false,
             chains: Vec::new(),
             submitted: now,
             started: None,
@@ -323,6 +352,7 @@ impl Scheduler {
     pub fn restart(&mut self, config: SchedulerConfig) -> Vec<RequestId> {
         self.next_step = 0;
         self.in_flight.clear();
+        (self.answered, self.row_seconds) = (None, None);
         self.running.clear();
         self.numbers = (0..u32::try_from(config.sequences_max).unwrap_or(u32::MAX)).collect();
         self.pages = pages(&config);
@@ -336,7 +366,7 @@ impl Scheduler {
             }
         }
         // Keys count up with age.
-        self.waiting = self.sequences.keys().copied().collect();
+        self.waiting = self.sequences.iter().filter(|(_, sequence)| !sequence.paused).map(|(key, _)| *key).collect();
         let context = self.config.context_tokens as usize;
         let fits = |s: &&Sequence| s.tokens.len() < context && self.pages_of(s.tokens.len() + 1) <= self.config.pages;
         self.sequences.values().filter(|s| !fits(s)).map(|s| s.work.id).collect()
@@ -346,6 +376,27 @@ impl Scheduler {
     pub fn known(&self, id: RequestId) -> Option<(&[u32], &[u32])> {
         let sequence = self.sequences.get(self.by_id.get(&id)?)?;
         Some(sequence.tokens.split_at(sequence.work.prompt.len()))
+    }
+
+    /// Has a request stand still: it holds nothing that anybody else could use, and can go on where it was. What is under way of it is
+    /// made again then.
+    pub fn pause(&mut self, id: RequestId) {
+        let Some(key) = self.by_id.get(&id).copied() else { return };
+        self.close(key);
+        self.waiting.remove(&key);
+        if let Some(sequence) = self.sequences.get_mut(&key) {
+            sequence.paused = true;
+        }
+    }
+
+    /// Has a request that stands still go on.
+    pub fn wake(&mut self, id: RequestId) {
+        let Some(key) = self.by_id.get(&id).copied() else { return };
+        if let Some(sequence) = self.sequences.get_mut(&key)
+            && std::mem::take(&mut sequence.paused)
+        {
+            self.waiting.insert(key);
+        }
     }
 
     /// Ends a request: because its client went away, or because a stop string was seen in its text. Its sequence is
@@ -360,6 +411,7 @@ impl Scheduler {
         self.waiting.remove(&key);
         let Some(sequence) = self.sequences.remove(&key) else { unreachable!("keys come from the same map") };
         self.by_id.remove(&sequence.work.id);
+        self.fair.leave(sequence.work.client);
         let started = sequence.started.unwrap_or(now);
         let first = sequence.first.unwrap_or(now);
         let queued = started.since(sequence.submitted);
@@ -368,7 +420,7 @@ impl Scheduler {
     }
 
     /// Gives a sequence's number and pages back, if it is open.
-    fn close(&mut self, key: u64) {
+    pub(super) fn close(&mut self, key: u64) {
         self.note(key);
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
         let Some(number) = sequence.number.take() else { return };
@@ -388,37 +440,31 @@ impl Scheduler {
         }
     }
 
-    /// Makes room for `pages` more by preempting sequences younger than `key`, the youngest first. `false` if that is
-    /// not enough; `key` itself is then the youngest and has to wait.
-    fn make_room(&mut self, pages: usize, key: u64, used: &BTreeSet<u64>) -> bool {
-        while self.pages.available() < pages {
-            // A sequence with rows in the step that is being composed must not be freed by the same step.
-            let Some(youngest) = self.running.iter().copied().filter(|k| *k > key && !used.contains(k)).max() else { return false };
-            self.close(youngest);
-            self.waiting.insert(youngest);
-        }
-        true
-    }
-
-    /// Opens a sequence that waits, if there is room for it.
-    fn admit(&mut self, now: Instant, key: u64) -> bool {
-        let Some(number) = self.numbers.iter().copied().find(|n| !self.taken(*n)) else { return false };
+    /// Opens a sequence that waits, if there is room for it or others have more than their share. None of `chosen` is preempted.
+    fn admit(&mut self, now: Instant, key: u64, chosen: &[(u64, usize)]) -> bool {
         let page_tokens = self.config.page_tokens;
-        let Some(sequence) = self.sequences.get_mut(&key) else { return false };
-        // The last token is run in any case: its row is what is sampled.
-        let full = (sequence.tokens.len() - 1) / page_tokens;
-        let found = self.pages.find(sequence.chains(full, page_tokens));
-        let length = sequence.tokens.len() + 1;
-        // The whole prompt and one token more must fit, beside what the admitted ones have still to send.
-        let promised: usize = (self.running.iter().filter_map(|k| self.sequences.get(k)))
-            .map(|s| self.pages_of(s.tokens.len() + 1) - self.pages_of(s.sent))
-            .sum();
-        let (spared, cost) = found.map_or((0, 0), |found| (found.pages, self.pages.cost(found)));
-        if self.pages_of(length) - spared + cost + promised > self.pages.available() {
-            return false;
+        loop {
+            let number = self.numbers.iter().copied().find(|n| !self.taken(*n));
+            let Some(sequence) = self.sequences.get_mut(&key) else { return false };
+            // The last token is run in any case: its row is what is sampled.
+            let full = (sequence.tokens.len() - 1) / page_tokens;
+            let found = self.pages.find(sequence.chains(full, page_tokens));
+            let length = sequence.tokens.len() + 1;
+            // The whole prompt and one token more must fit, beside what the admitted ones have still to send.
+            let promised: usize = (self.running.iter().filter_map(|k| self.sequences.get(k)))
+                .map(|s| self.pages_of(s.tokens.len() + 1) - self.pages_of(s.sent))
+                .sum();
+            let (spared, cost) = found.map_or((0, 0), |found| (found.pages, self.pages.cost(found)));
+            let fits = self.pages_of(length) - spared + cost + promised <= self.pages.available();
+            match number.filter(|_| fits) {
+                Some(number) => {
+                    self.open(now, key, number, found);
+                    return true;
+                }
+                None if !self.yield_to(key, number.is_none(), chosen) => return false,
+                None => {}
+            }
         }
-        self.open(now, key, number, found);
-        true
     }
 
     fn open(&mut self, now: Instant, key: u64, number: u32, found: Option<Found>) {
@@ -440,27 +486,45 @@ impl Scheduler {
         self.running.iter().filter_map(|k| self.sequences.get(k)).any(|s| s.number == Some(SequenceId(number)))
     }
 
+    /// Rows of prompts that the next step may have.
+    fn chunk(&self) -> usize {
+        let chunk = self.config.chunk_rows;
+        let decoding = self.running.iter().filter_map(|key| self.sequences.get(key)).any(|s| s.unsent() <= 1);
+        match self.row_seconds.filter(|_| decoding) {
+            // As many as take that long on their way through all stages.
+            Some(seconds) => ((GAP.as_secs_f64() / (seconds * self.config.depth as f64)) as usize).clamp(CHUNK_LEAST.min(chunk), chunk),
+            None => chunk,
+        }
+    }
+
     /// Which prompts run in the next step, and how many rows of each, after those that wait were admitted.
     fn prompts(&mut self, now: Instant) -> Vec<(u64, usize)> {
         let decoding = self.running.iter().filter_map(|key| self.sequences.get(key)).filter(|s| s.unsent() == 1).count();
-        let mut left = self.config.rows_max.saturating_sub(decoding).min(self.config.chunk_rows);
-        let mut chosen = Vec::new();
+        let mut left = self.config.rows_max.saturating_sub(decoding).min(self.chunk());
+        let mut chosen: Vec<(u64, usize)> = Vec::new();
         let (mut full, mut opened) = (false, 0);
         while left > 0 {
             let runs = |key: &u64| self.sequences.get(key).is_some_and(|s| s.unsent() > 1) && chosen.iter().all(|(known, _)| known != key);
-            let running = self.running.iter().copied().filter(runs).min();
-            let waiting = self.waiting.first().copied().filter(|_| !full && opened < OPENS_MAX);
-            let Some(key) = running.into_iter().chain(waiting).min() else { break };
-            if waiting == Some(key) {
-                if !self.admit(now, key) {
+            let running: BTreeSet<u64> = self.running.iter().copied().filter(runs).collect();
+            let waiting = self.waiting.iter().filter(|_| !full && opened < OPENS_MAX);
+            let keys: BTreeSet<u64> = running.iter().chain(waiting).copied().collect();
+            let candidate =
+                |key: u64| self.sequences.get(&key).map(|s| Candidate { key, client: s.work.client, priority: s.work.priority });
+            let candidates: Vec<Candidate> = keys.into_iter().filter_map(candidate).collect();
+            let Some(next) = self.fair.next(&candidates) else { break };
+            if !running.contains(&next.key) {
+                // Whoever is next and does not fit is waited for, or it would be for ever.
+                if !self.admit(now, next.key, &chosen) {
                     full = true;
                     continue;
                 }
                 opened += 1;
             }
-            let Some(sequence) = self.sequences.get(&key) else { break };
+            let Some(sequence) = self.sequences.get(&next.key) else { break };
             let count = sequence.unsent().min(left);
-            chosen.push((key, count));
+            self.fair.turn(&candidates, next);
+            self.fair.charge(next.client, count);
+            chosen.push((next.key, count));
             left -= count;
         }
         chosen
@@ -482,7 +546,11 @@ impl Scheduler {
         decoding.sort_unstable();
         decoding.truncate(self.config.rows_max);
         for key in decoding {
-            self.compose(key, 1, &mut step);
+            if self.compose(key, 1, &mut step)
+                && let Some(sequence) = self.sequences.get(&key)
+            {
+                self.fair.charge(sequence.work.client, 1);
+            }
         }
         for (key, count) in prompts {
             self.compose(key, count, &mut step);
@@ -494,22 +562,22 @@ impl Scheduler {
         }
         let step = Step { step: self.next_step, changes, rows };
         self.next_step += 1;
-        self.in_flight.push_back(InFlight { step: step.step, samples });
+        self.in_flight.push_back(InFlight { step: step.step, samples, rows: step.rows.len(), sent: now });
         Some(step)
     }
 
     /// Adds a sequence's next rows to a step, unless there is no memory for them.
-    fn compose(&mut self, key: u64, count: usize, step: &mut Composed) {
-        let Some(sequence) = self.sequences.get(&key) else { return };
+    fn compose(&mut self, key: u64, count: usize, step: &mut Composed) -> bool {
+        let Some(sequence) = self.sequences.get(&key) else { return false };
         // It may have been preempted meanwhile.
-        let (Some(number), end) = (sequence.number, sequence.sent + count) else { return };
+        let (Some(number), end) = (sequence.number, sequence.sent + count) else { return false };
         let more = self.pages_of(end) - self.pages_of(sequence.sent);
         if !self.make_room(more, key, &step.used) {
-            return;
+            return false;
         }
         self.pages.grow(number.0, end);
         step.used.insert(key);
-        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let Some(sequence) = self.sequences.get_mut(&key) else { return false };
         for place in sequence.sent..end {
             let sample = place + 1 == sequence.tokens.len();
             let position = u32::try_from(place).unwrap_or(u32::MAX);
@@ -519,6 +587,18 @@ impl Scheduler {
             }
         }
         sequence.sent = end;
+        true
+    }
+
+    /// Learns from an answer what rows take.
+    fn measure(&mut self, now: Instant, flight: &InFlight) {
+        // The stages were busy with the steps before until the answer before.
+        let begun = self.answered.map_or(flight.sent, |answered| answered.max(flight.sent));
+        self.answered = Some(now);
+        let seconds = now.since(begun).as_secs_f64() / flight.rows.max(1) as f64;
+        if flight.rows >= CHUNK_LEAST && seconds > 0.0 {
+            self.row_seconds = Some(self.row_seconds.map_or(seconds, |known| known + (seconds - known) / 4.0));
+        }
     }
 
     /// Takes the last stage's answer to the oldest step in flight.
@@ -531,6 +611,7 @@ impl Scheduler {
         if flight.step != answer.step || flight.samples.len() != answer.tokens.len() {
             return Err(wrong(format!("step {} with {} tokens", flight.step, flight.samples.len())));
         }
+        self.measure(now, &flight);
         let mut events = Vec::new();
         for ((key, generation), token) in flight.samples.into_iter().zip(answer.tokens) {
             let context = self.config.context_tokens as usize;

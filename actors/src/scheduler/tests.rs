@@ -10,11 +10,12 @@ use shoal_engine::stage::{Input, Row, SequenceId, Stage, StepError};
 use super::*;
 use crate::env::Instant;
 use crate::ids::RequestId;
+use crate::request::{Client, Priority};
 use crate::stage::machine::StageMachine;
 use crate::stage::message::{Change, Open, Shared, Step, Tokens};
 
 const VOCABULARY: usize = 64;
-const PAGE: usize = 4;
+pub(super) const PAGE: usize = 4;
 
 /// A stage whose "keys" are the tokens themselves. Its activation carries the token; its logits point at a hash of
 /// everything the sequence has cached.
@@ -123,7 +124,7 @@ fn pipeline(stages: usize, pages: usize, rows_max: usize) -> Vec<StageMachine> {
     (0..stages).map(|i| StageMachine::new(Box::new(Toy::new(i == 0, i + 1 == stages, pages)), rows_max, 8)).collect()
 }
 
-fn expected(prompt: &[u32], max_tokens: u32, limit: usize) -> Vec<u32> {
+pub(super) fn expected(prompt: &[u32], max_tokens: u32, limit: usize) -> Vec<u32> {
     let mut tokens = prompt.to_vec();
     while tokens.len() < prompt.len() + max_tokens as usize && tokens.len() < limit {
         let next = next_token(&tokens);
@@ -136,9 +137,10 @@ fn expected(prompt: &[u32], max_tokens: u32, limit: usize) -> Vec<u32> {
     tokens.split_off(prompt.len())
 }
 
-fn work(id: u128, prompt: Vec<u32>, max_tokens: u32) -> Work {
+pub(super) fn work(id: u128, prompt: Vec<u32>, max_tokens: u32) -> Work {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    Work { id: RequestId(id), prompt, emitted: Vec::new(), sampling, max_tokens, ends: BTreeSet::from([0]) }
+    let (client, priority) = (Client::default(), Priority::Normal);
+    Work { id: RequestId(id), client, priority, prompt, emitted: Vec::new(), sampling, max_tokens, ends: BTreeSet::from([0]) }
 }
 
 #[derive(Debug, Clone)]
@@ -146,6 +148,13 @@ enum Action {
     Submit {
         prompt: Vec<u32>,
         max_tokens: u32,
+        client: Client,
+        priority: Priority,
+    },
+    /// Nobody reads it any more, or somebody does again.
+    Pause {
+        which: usize,
+        wake: bool,
     },
     Cancel {
         which: usize,
@@ -164,9 +173,18 @@ fn prompt() -> impl Strategy<Value = Vec<u32>> {
         .prop_map(|(family, common, own)| (0..common as u32).map(|i| (family * 17 + i) % VOCABULARY as u32).chain(own).collect())
 }
 
+fn client() -> impl Strategy<Value = Client> {
+    (0u64..3, 0u64..2).prop_map(|(account, user)| Client { account, user })
+}
+
+fn priority() -> impl Strategy<Value = Priority> {
+    prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)]
+}
+
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
-        2 => (prompt(), 1u32..16).prop_map(|(prompt, max_tokens)| Action::Submit { prompt, max_tokens }),
+        2 => (prompt(), 1u32..16, client(), priority()).prop_map(|(prompt, max_tokens, client, priority)| Action::Submit { prompt, max_tokens, client, priority }),
+        1 => (any::<usize>(), any::<bool>()).prop_map(|(which, wake)| Action::Pause { which, wake }),
         1 => any::<usize>().prop_map(|which| Action::Cancel { which }),
         6 => Just(Action::Send),
         6 => Just(Action::Answer),
@@ -174,27 +192,36 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-struct World {
-    scheduler: Scheduler,
-    stages: Vec<StageMachine>,
+pub(super) struct World {
+    pub(super) scheduler: Scheduler,
+    pub(super) stages: Vec<StageMachine>,
     answers: VecDeque<Tokens>,
-    got: BTreeMap<RequestId, Vec<u32>>,
-    ended: BTreeMap<RequestId, Finish>,
+    pub(super) got: BTreeMap<RequestId, Vec<u32>>,
+    pub(super) ended: BTreeMap<RequestId, Finish>,
+    /// Whether requests are expected to begin in order.
+    ordered: bool,
 }
 
 impl World {
-    fn new(config: SchedulerConfig) -> Self {
+    pub(super) fn new(config: SchedulerConfig) -> Self {
         let stages = pipeline(config.depth, config.pages, config.rows_max);
-        Self { scheduler: Scheduler::new(config), stages, answers: VecDeque::new(), got: BTreeMap::new(), ended: BTreeMap::new() }
+        Self {
+            scheduler: Scheduler::new(config),
+            stages,
+            answers: VecDeque::new(),
+            got: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            ordered: true,
+        }
     }
 
-    fn send(&mut self) -> bool {
+    pub(super) fn send(&mut self) -> bool {
         let Some(step) = self.scheduler.next_step(Instant::ZERO) else { return false };
         self.run(&step);
         true
     }
 
-    fn run(&mut self, step: &Step) {
+    pub(super) fn run(&mut self, step: &Step) {
         let mut message = Vec::new();
         step.encode(&mut message);
         for stage in &mut self.stages {
@@ -203,6 +230,9 @@ impl World {
             message = out;
         }
         self.answers.push_back(Tokens::decode(&message, 64).expect("well-formed"));
+        if self.ordered {
+            self.check_order();
+        }
         // Every stage has made of its pages what the scheduler believes.
         let pages = self.scheduler.config().pages;
         for stage in &self.stages {
@@ -210,15 +240,44 @@ impl World {
         }
     }
 
-    fn answer(&mut self) -> bool {
+    pub(super) fn answer(&mut self) -> bool {
+        self.answer_at(Instant::ZERO)
+    }
+
+    pub(super) fn answer_at(&mut self, now: Instant) -> bool {
         let Some(tokens) = self.answers.pop_front() else { return false };
-        let events = self.scheduler.tokens(Instant::ZERO, tokens).expect("answers come in order");
+        let events = self.scheduler.tokens(now, tokens).expect("answers come in order");
         events.into_iter().for_each(|event| self.note(event));
         true
     }
 
+    /// Whether rows of a request have ever run.
+    pub(super) fn has_begun(&self, id: RequestId) -> bool {
+        self.ended.contains_key(&id)
+            || self.scheduler.sequences.values().any(|sequence| sequence.work.id == id && sequence.started.is_some())
+    }
+
+    /// Sequences that run and owe a single row, with their numbers.
+    pub(super) fn owing(&self) -> BTreeMap<u64, SequenceId> {
+        let sequences = self.scheduler.sequences.iter();
+        sequences.filter(|(_, s)| s.tokens.len() == s.sent + 1).filter_map(|(key, s)| Some((*key, s.number?))).collect()
+    }
+
+    /// What one user sends begins in the order in which it came.
+    fn check_order(&self) {
+        let mut not_begun = BTreeSet::new();
+        for sequence in self.scheduler.sequences.values().filter(|sequence| !sequence.paused) {
+            let who = (sequence.work.client, sequence.work.priority);
+            if sequence.started.is_none() {
+                not_begun.insert(who);
+            } else {
+                assert!(!not_begun.contains(&who), "{:?}", self.scheduler);
+            }
+        }
+    }
+
     /// Stages that stand go on with what they have in memory, except for keys; others are new.
-    fn restart(&mut self, depth: usize) {
+    pub(super) fn restart(&mut self, depth: usize) {
         let config = SchedulerConfig { depth, ..self.scheduler.config().clone() };
         self.answers.clear();
         if depth == self.stages.len() {
@@ -255,10 +314,19 @@ proptest! {
         let mut asked = BTreeMap::new();
         for (number, action) in actions.into_iter().enumerate() {
             match action {
-                Action::Submit { prompt, max_tokens } => {
+                Action::Pause { which, wake } => {
+                    let open = world.scheduler.requests();
+                    if let Some(id) = open.get(which % open.len().max(1)) {
+                        if wake { world.scheduler.wake(*id) } else { world.scheduler.pause(*id) }
+                    }
+                    // One that is woken comes after those that began meanwhile.
+                    world.ordered = false;
+                }
+                Action::Submit { prompt, max_tokens, client, priority } => {
                     let id = RequestId(number as u128);
                     let fits = prompt.len() < limit;
-                    let taken = world.scheduler.submit(Instant::ZERO, work(id.0, prompt.clone(), max_tokens));
+                    let work = Work { client, priority, ..work(id.0, prompt.clone(), max_tokens) };
+                    let taken = world.scheduler.submit(Instant::ZERO, work);
                     prop_assert_eq!(taken.is_ok(), fits);
                     if fits { asked.insert(id, expected(&prompt, max_tokens, limit)); }
                 }
@@ -274,6 +342,7 @@ proptest! {
                 Action::Restart { depth } => world.restart(depth),
             }
         }
+        world.scheduler.requests().into_iter().for_each(|id| world.scheduler.wake(id));
         for _ in 0..10_000 {
             let sent = world.send();
             let answered = world.answer();
@@ -292,7 +361,7 @@ proptest! {
     }
 }
 
-fn config() -> SchedulerConfig {
+pub(super) fn config() -> SchedulerConfig {
     SchedulerConfig {
         depth: 1,
         rows_max: 8,

@@ -182,6 +182,8 @@ impl Client {
             ignore_end: false,
             unread: Unread::Cancel,
             shape: String::new(),
+            client: shoal_actors::request::Client::default(),
+            priority: shoal_actors::request::Priority::Normal,
         };
         let open = OpenRequest { number: node.number, life: self.life.life, since: self.stage.cluster.world.now() };
         lock(&self.stage.served).open.insert(id, open);
