@@ -463,8 +463,9 @@ impl SchedulerState {
             GenerateCall::Submit(request) => self.submit(*request, reply),
             GenerateCall::Read { request, after, .. } => {
                 let Some(reply) = reply else { return };
-                self.machine.wake(request);
-                self.pump();
+                if self.machine.wake(request) {
+                    self.pump();
+                }
                 if let Err(reply) = self.answers.read(now, request, after, reply, &mut send_chunk) {
                     reply.reply(Err(GenerateRefusal::UnknownRequest(request)));
                 }

@@ -389,14 +389,14 @@ impl Scheduler {
         }
     }
 
-    /// Has a request that stands still go on.
-    pub fn wake(&mut self, id: RequestId) {
-        let Some(key) = self.by_id.get(&id).copied() else { return };
-        if let Some(sequence) = self.sequences.get_mut(&key)
-            && std::mem::take(&mut sequence.paused)
-        {
+    /// Has a request go on that stands still. `false` if it does not.
+    pub fn wake(&mut self, id: RequestId) -> bool {
+        let Some(key) = self.by_id.get(&id).copied() else { return false };
+        let paused = self.sequences.get_mut(&key).is_some_and(|sequence| std::mem::take(&mut sequence.paused));
+        if paused {
             self.waiting.insert(key);
         }
+        paused
     }
 
     /// Ends a request: because its client went away, or because a stop string was seen in its text. Its sequence is

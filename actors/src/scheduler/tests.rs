@@ -317,7 +317,11 @@ proptest! {
                 Action::Pause { which, wake } => {
                     let open = world.scheduler.requests();
                     if let Some(id) = open.get(which % open.len().max(1)) {
-                        if wake { world.scheduler.wake(*id) } else { world.scheduler.pause(*id) }
+                        if wake {
+                            world.scheduler.wake(*id);
+                        } else {
+                            world.scheduler.pause(*id);
+                        }
                     }
                     // One that is woken comes after those that began meanwhile.
                     world.ordered = false;
@@ -342,7 +346,9 @@ proptest! {
                 Action::Restart { depth } => world.restart(depth),
             }
         }
-        world.scheduler.requests().into_iter().for_each(|id| world.scheduler.wake(id));
+        for id in world.scheduler.requests() {
+            world.scheduler.wake(id);
+        }
         for _ in 0..10_000 {
             let sent = world.send();
             let answered = world.answer();

@@ -155,8 +155,7 @@ fn a_request_that_nobody_reads_stands_still_and_goes_on_where_it_was() {
     while world.send() || world.answer() {}
     assert_eq!((world.got[&RequestId(1)].len(), world.scheduler.free_pages()), (so_far, 64));
     assert!(world.ended.contains_key(&RequestId(2)) && !world.has_begun(RequestId(3)));
-    world.scheduler.wake(RequestId(1));
-    world.scheduler.wake(RequestId(3));
+    assert_eq!([1, 1, 2, 3].map(|id| world.scheduler.wake(RequestId(id))), [true, false, false, true]);
     world.restart(1);
     while world.send() || world.answer() {}
     for id in [1, 2, 3] {

@@ -15,8 +15,8 @@ use crate::cli::{Client, ClientError, Exchange, Failure};
 const SETTLED: usize = 4;
 /// Tokens of each stream whose gaps are measured with nothing beside them.
 const ALONE: usize = 48;
-/// Prompts consist of so many different tokens, from this one on: every vocabulary has these.
-const TOKENS: std::ops::Range<u64> = 300..900;
+/// Prompts consist of these: every vocabulary has them.
+const TOKENS: std::ops::Range<u64> = 64..300;
 
 /// Asks a model.
 #[derive(Debug)]
