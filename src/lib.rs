@@ -59,7 +59,7 @@ pub use shoal_actors::node::{
 };
 pub use shoal_actors::plan::{Goal, Plan, Prefer};
 pub use shoal_actors::region::{REGION_UNIT, RegionError};
-pub use shoal_actors::request::{ChatMessage, End, Finish, GenerateRequest, Prompt, Timing, TokenEvent, Unread};
+pub use shoal_actors::request::{ChatMessage, Client, End, Finish, GenerateRequest, Priority, Prompt, Timing, TokenEvent, Unread};
 pub use shoal_actors::secret::ClusterKey;
 pub use shoal_actors::service::{CallError, Inbound, Remote, Replier, Service, ServiceId};
 pub use shoal_actors::{Device, Encryption, GPU_BACKEND, PathHealth, ProviderKind, SamplingParams, card, env, lease, pressure, survey};

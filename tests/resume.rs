@@ -76,6 +76,9 @@ fn said(data: &str) -> Value {
     for name in ["id", "created", "timings"] {
         fields.shift_remove(name);
     }
+    if let Some(usage) = fields.get_mut("usage").and_then(Value::as_object_mut) {
+        usage.shift_remove("prompt_tokens_details");
+    }
     value
 }
 

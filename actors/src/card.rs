@@ -7,7 +7,7 @@ use crate::conductor::instance::InstanceSummary;
 use crate::ids::{Incarnation, NodeId};
 
 /// The version of everything that crosses the network. Peers of another one are refused with a message.
-pub const WIRE_VERSION: u32 = 1;
+pub const WIRE_VERSION: u32 = 2;
 
 /// What kind of processor a device is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

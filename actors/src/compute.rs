@@ -93,6 +93,10 @@ impl Stage for Loaded {
         self.stage.step(rows, input, output)
     }
 
+    fn share(&mut self, from: SequenceId, to: SequenceId, tokens: usize) -> Result<(), StepError> {
+        self.stage.share(from, to, tokens)
+    }
+
     fn free(&mut self, sequence: SequenceId) {
         self.stage.free(sequence);
     }

@@ -27,6 +27,41 @@ impl ChatMessage {
     }
 }
 
+/// Who sent a request, as far as fairness needs to know it: memory and time are shared out evenly among accounts, and what an account
+/// has of them evenly among its users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct Client {
+    /// An account, by its hash.
+    pub account: u64,
+    /// One of its users, by the hash of the name that the account has for it; zero if it says none.
+    pub user: u64,
+}
+
+impl Client {
+    /// Of an account, which whatever bytes stand for, and what it calls its user.
+    pub fn new(account: &[u8], user: Option<&str>) -> Self {
+        let hash = |context: &str, bytes: &[u8]| {
+            let [a, b, c, d, e, f, g, h, ..] = blake3::derive_key(context, bytes);
+            u64::from_le_bytes([a, b, c, d, e, f, g, h])
+        };
+        let user = user.map_or(0, |user| hash("shoal 2026-11 user of an account", user.as_bytes()));
+        Self { account: hash("shoal 2026-11 account of a client", account), user }
+    }
+}
+
+/// How urgent a request is. Those of a higher priority go first, but never for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Priority {
+    /// When there is time.
+    Low,
+    /// As usual.
+    #[default]
+    Normal,
+    /// Before others.
+    High,
+}
+
 /// What a model is asked to continue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -66,6 +101,10 @@ pub struct GenerateRequest {
     /// How the answer is shaped for its client, in the words of the interface that took the request, so that another node can go on
     /// with it. Carried, not read; at most [`SHAPE_BYTES_MAX`].
     pub shape: String,
+    /// Who sent it.
+    pub client: Client,
+    /// How urgent it is.
+    pub priority: Priority,
 }
 
 /// Longest [`GenerateRequest::shape`], in bytes.

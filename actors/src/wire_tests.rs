@@ -54,6 +54,8 @@ fn journal_messages_are_pinned() {
             ignore_end: true,
             unread: Unread::Wait,
             shape: "{}".to_owned(),
+            client: crate::request::Client { account: 300, user: 0 },
+            priority: crate::request::Priority::High,
         },
         prompt: vec![1, 128],
         emitted: vec![9],
@@ -65,16 +67,17 @@ fn journal_messages_are_pinned() {
         1, 0xac, 2, 0, 0, 0x80, 0xbf, // one bias
         0x80, 1, 1, 3, // seed, log probabilities
     ];
-    let entry_bytes = [&[5, 2, 1, 2, b'a', b'b'], sampling, &[1, 10, 1, 1, b'x', 1, 1, 2, b'{', b'}', 2, 1, 0x80, 1, 1, 9, 0]].concat();
+    let entry_bytes =
+        [&[5, 2, 1, 2, b'a', b'b'], sampling, &[1, 10, 1, 1, b'x', 1, 1, 2, b'{', b'}', 0xac, 2, 0, 2, 2, 1, 0x80, 1, 1, 9, 0]].concat();
     let store = JournalRequest::Store { instance, term: term(), entry: Box::new(entry.clone()) };
     pinned(&store, &[&[0, 2], TERM[0], TERM[1], &entry_bytes]);
     let append = JournalRequest::Append { instance, term: term(), request, from: 1, tokens: vec![128] };
     pinned(&append, &[&[1, 2], TERM[0], TERM[1], &[5, 1, 1, 0x80, 1]]);
     pinned(&JournalRequest::Finish { instance, term: term(), request, ended: None }, &[&[2, 2], TERM[0], TERM[1], &[5, 0]]);
     let time = std::time::Duration::from_nanos;
-    let timing = Timing { queued: time(1), prefill: time(2_000_000_003), decode: time(4) };
+    let timing = Timing { queued: time(1), prefill: time(2_000_000_003), decode: time(4), cached: 300 };
     let ended = Some(Ended { reason: Finish::Length, timing, tokens: 200 });
-    let ended_bytes: &[u8] = &[5, 1, 1, 0, 1, 2, 3, 0, 4, 0xc8, 1];
+    let ended_bytes: &[u8] = &[5, 1, 1, 0, 1, 2, 3, 0, 4, 0xac, 2, 0xc8, 1];
     pinned(&JournalRequest::Finish { instance, term: term(), request, ended }, &[&[2, 2], TERM[0], TERM[1], ended_bytes]);
     pinned(&JournalRequest::Collect { instance, term: term(), after: None }, &[&[3, 2], TERM[0], TERM[1], &[0]]);
     pinned(&JournalRequest::Collect { instance, term: term(), after: Some(request) }, &[&[3, 2], TERM[0], TERM[1], &[1, 5]]);

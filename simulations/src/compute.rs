@@ -4,7 +4,7 @@
 //! by a fixed rule, so any split of the layers over stages gives the same bits, and the logits depend on the whole
 //! prefix of the sequence.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -92,6 +92,7 @@ impl Compute for SimCompute {
             pages,
             weight_bytes,
             sequences: BTreeMap::new(),
+            taken: 0,
             stale_keys: self.stale_keys,
         };
         Ok(Box::new(stage))
@@ -109,9 +110,28 @@ struct ToyStage {
     context: u32,
     pages: usize,
     weight_bytes: u64,
-    /// For each sequence, what is cached of each position: a digest of the prefix as this stage saw it.
-    sequences: BTreeMap<SequenceId, Vec<u64>>,
+    sequences: BTreeMap<SequenceId, Cached>,
+    /// Pages that were ever taken.
+    taken: u64,
     stale_keys: bool,
+}
+
+/// What is cached of a sequence.
+#[derive(Debug, Default)]
+struct Cached {
+    /// Of each position: a digest of the prefix as this stage saw it.
+    digests: Vec<u64>,
+    /// The pages that hold them, by names that are never used again. Sequences that begin alike may have the same ones.
+    pages: Vec<u64>,
+}
+
+impl Cached {
+    /// The same for the first so many tokens, if these are whole pages that are there.
+    fn first(&self, tokens: usize) -> Option<Self> {
+        let whole = tokens > 0 && tokens.is_multiple_of(PAGE_TOKENS as usize);
+        let digests = self.digests.get(..tokens).filter(|_| whole)?.to_vec();
+        Some(Self { digests, pages: self.pages.get(..pages_of(tokens))?.to_vec() })
+    }
 }
 
 /// Mixes two numbers (the finaliser of splitmix64).
@@ -147,7 +167,7 @@ impl ToyStage {
         if output.len() != expected {
             return wrong(format!("an output of {} elements instead of {expected}", output.len()));
         }
-        let mut lengths: BTreeMap<SequenceId, usize> = self.sequences.iter().map(|(id, cached)| (*id, cached.len())).collect();
+        let mut lengths: BTreeMap<SequenceId, usize> = self.sequences.iter().map(|(id, cached)| (*id, cached.digests.len())).collect();
         for row in rows {
             let position = usize::try_from(row.position).unwrap_or(usize::MAX);
             let length = lengths.entry(row.sequence).or_default();
@@ -156,13 +176,10 @@ impl ToyStage {
             }
             *length = position + 1;
         }
-        let needed: usize = lengths.values().map(|length| pages_of(*length)).sum();
-        if needed > self.pages {
-            let (_, free) = self.pages();
-            let used = self.pages - free;
-            return Err(StepError::KvFull { needed: needed - used, free });
-        }
-        Ok(())
+        let held = |id: &SequenceId| self.sequences.get(id).map_or(0, |cached| cached.pages.len());
+        let needed: usize = lengths.iter().map(|(id, length)| pages_of(*length).saturating_sub(held(id))).sum();
+        let (_, free) = self.pages();
+        if needed > free { Err(StepError::KvFull { needed, free }) } else { Ok(()) }
     }
 }
 
@@ -193,7 +210,8 @@ impl Stage for ToyStage {
             };
             let cached = self.sequences.entry(row.sequence).or_default();
             if !self.stale_keys {
-                cached.truncate(usize::try_from(row.position).unwrap_or(usize::MAX));
+                cached.digests.truncate(usize::try_from(row.position).unwrap_or(usize::MAX));
+                cached.pages.truncate(pages_of(cached.digests.len()));
             }
             for layer in layers.clone() {
                 for value in &mut values {
@@ -201,8 +219,12 @@ impl Stage for ToyStage {
                 }
             }
             // After the layers, so that on the last stage it is the same however they are split.
-            let seen = values.iter().fold(cached.last().copied().unwrap_or(0), |digest, bits| mix(digest, u64::from(*bits)));
-            cached.push(seen);
+            let seen = values.iter().fold(cached.digests.last().copied().unwrap_or(0), |digest, bits| mix(digest, u64::from(*bits)));
+            cached.digests.push(seen);
+            while cached.pages.len() < pages_of(cached.digests.len()) {
+                cached.pages.push(self.taken);
+                self.taken += 1;
+            }
             if !last {
                 for (to, bits) in output[n * self.hidden..(n + 1) * self.hidden].iter_mut().zip(&values) {
                     *to = f32::from_bits(*bits);
@@ -218,6 +240,17 @@ impl Stage for ToyStage {
         Ok(())
     }
 
+    fn share(&mut self, from: SequenceId, to: SequenceId, tokens: usize) -> Result<(), StepError> {
+        let first = self.sequences.get(&from).and_then(|cached| cached.first(tokens));
+        match first {
+            Some(first) if self.stale_keys || !self.sequences.contains_key(&to) => {
+                self.sequences.insert(to, first);
+                Ok(())
+            }
+            _ => Err(StepError::Malformed(format!("sequence {} cannot begin with {tokens} tokens of {}", to.0, from.0))),
+        }
+    }
+
     fn free(&mut self, sequence: SequenceId) {
         if !self.stale_keys {
             self.sequences.remove(&sequence);
@@ -229,8 +262,8 @@ impl Stage for ToyStage {
     }
 
     fn pages(&self) -> (usize, usize) {
-        let used: usize = self.sequences.values().map(|cached| pages_of(cached.len())).sum();
-        (self.pages, self.pages.saturating_sub(used))
+        let used: BTreeSet<u64> = self.sequences.values().flat_map(|cached| cached.pages.iter().copied()).collect();
+        (self.pages, self.pages.saturating_sub(used.len()))
     }
 
     fn weight_bytes(&self) -> u64 {
@@ -262,8 +295,8 @@ impl TextModel for ByteText {
         Box::new(ByteDecoder::default())
     }
 
-    fn ends(&self) -> std::collections::BTreeSet<u32> {
-        std::collections::BTreeSet::from([END])
+    fn ends(&self) -> BTreeSet<u32> {
+        BTreeSet::from([END])
     }
 }
 
@@ -380,6 +413,26 @@ mod tests {
         assert!(matches!(stage.step(&rows[..1], Input::Activations(&[0.0; 8]), &mut []), Err(StepError::Malformed(_))));
         stage.free(SequenceId(0));
         assert_eq!(stage.pages(), (2, 2));
+    }
+
+    #[test]
+    fn sequences_that_begin_alike_share_pages() {
+        let options = StageOptions { threads: 1, kv_bytes: 10 * 16 * 4 * 4, rows_max: 64, context_tokens: 64 };
+        let mut stage = compute().load(Path::new("toy"), &StageSpec { layers: 0..4 }, &options).unwrap();
+        let rows = |sequence, positions: Range<u32>| -> Vec<Row> {
+            positions.map(|position| Row { sequence: SequenceId(sequence), position, token: position, sample: position == 39 }).collect()
+        };
+        let (mut alone, mut shared) = (vec![0.0; 32], vec![0.0; 32]);
+        stage.step(&rows(0, 0..40), Input::Tokens, &mut alone).unwrap();
+        assert!(stage.share(SequenceId(0), SequenceId(1), 40).is_err() && stage.share(SequenceId(0), SequenceId(1), 48).is_err());
+        stage.share(SequenceId(0), SequenceId(1), 32).unwrap();
+        assert_eq!(stage.pages(), (4, 1));
+        stage.step(&rows(1, 32..40), Input::Tokens, &mut shared).unwrap();
+        assert_eq!((stage.pages(), shared), ((4, 0), alone));
+        stage.free(SequenceId(0));
+        assert_eq!(stage.pages(), (4, 1));
+        stage.free(SequenceId(1));
+        assert_eq!(stage.pages(), (4, 4));
     }
 
     #[test]

@@ -70,6 +70,7 @@ impl Ended {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens.saturating_add(self.completion_tokens),
+            "prompt_tokens_details": {"cached_tokens": self.timing.cached},
         })
     }
 
@@ -226,7 +227,12 @@ mod tests {
         reason: Finish::Length,
         prompt_tokens: 3,
         completion_tokens: 2,
-        timing: Timing { queued: std::time::Duration::ZERO, prefill: std::time::Duration::ZERO, decode: std::time::Duration::ZERO },
+        timing: Timing {
+            queued: std::time::Duration::ZERO,
+            prefill: std::time::Duration::ZERO,
+            decode: std::time::Duration::ZERO,
+            cached: 1,
+        },
     };
 
     #[test]
@@ -239,7 +245,8 @@ mod tests {
         assert!(shape.piece("", &[]).is_none());
         let closing = shape.closing(&ENDED);
         assert_eq!(closing[0]["choices"][0]["finish_reason"], "length");
-        assert_eq!(closing[1]["usage"], json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}));
+        let usage = json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1}});
+        assert_eq!(closing[1]["usage"], usage);
         assert_eq!(closing[1]["choices"], json!([]));
     }
 
@@ -256,6 +263,8 @@ mod tests {
             ignore_end: false,
             unread: crate::Unread::Wait,
             shape: shape.to_text(),
+            client: crate::Client::default(),
+            priority: crate::Priority::Normal,
         };
         assert_eq!(Shape::of(&request), Some(Shape { request: RequestId(5), ..shape }));
         request.shape.clear();

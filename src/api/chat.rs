@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::extract::{ConnectInfo, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
 
@@ -18,18 +19,42 @@ use super::parameters::{self, Asked};
 use super::requests::{REQUEST_HEADER, chosen, seed_of};
 use super::told::{Resume, Telling, Told};
 use super::{Shared, models};
-use crate::{Generation, Piece, RequestId, TokenEvent, Unread};
+use crate::{Client, Generation, Piece, RequestId, TokenEvent, Unread};
 
 type Body = Result<Bytes, BytesRejection>;
 
-pub(super) async fn chat(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn chat(
+    State(shared): State<Shared>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
     let asked = parameters::chat(Fields::read(body)?)?;
-    answer(shared, Dialect::Chat, asked, &headers).await
+    answer(shared, Dialect::Chat, asked, &headers, from.ip()).await
 }
 
-pub(super) async fn text(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn text(
+    State(shared): State<Shared>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
     let asked = parameters::text(Fields::read(body)?)?;
-    answer(shared, Dialect::Text, asked, &headers).await
+    answer(shared, Dialect::Text, asked, &headers, from.ip()).await
+}
+
+/// Who asks: by the key that it shows, or else by the address that it has.
+fn client(headers: &HeaderMap, from: IpAddr, user: Option<&str>) -> Client {
+    let account = match (headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes), from) {
+        (Some(key), _) if !key.is_empty() => [b"key ", key].concat(),
+        (_, IpAddr::V4(address)) => [&b"address "[..], &address.octets()].concat(),
+        (_, IpAddr::V6(address)) => match address.to_ipv4_mapped() {
+            Some(address) => [&b"address "[..], &address.octets()].concat(),
+            // A host has as many addresses as it likes, and one network.
+            None => [&b"network "[..], &address.octets()[..8]].concat(),
+        },
+    };
+    Client::new(&account, user)
 }
 
 /// What a model's answers are made with, as far as a client can tell.
@@ -47,7 +72,7 @@ async fn fingerprint(shared: &Shared, model: &str) -> Option<String> {
     Some(format!("shoal_{}_{digest}", env!("CARGO_PKG_VERSION")))
 }
 
-async fn answer(shared: Shared, dialect: Dialect, mut asked: Asked, headers: &HeaderMap) -> Result<Response, ApiError> {
+async fn answer(shared: Shared, dialect: Dialect, mut asked: Asked, headers: &HeaderMap, from: IpAddr) -> Result<Response, ApiError> {
     models::check_name(&shared, &asked.model)?;
     shared.not_leaving()?;
     let node = &shared.node;
@@ -66,6 +91,7 @@ async fn answer(shared: Shared, dialect: Dialect, mut asked: Asked, headers: &He
         (false, false) => Unread::Cancel,
     };
     asked.options.id = Some(id);
+    asked.options.client = Some(client(headers, from, asked.user.as_deref()));
     asked.options.shape = shape.to_text();
     let known = if chosen.is_some() { node.resume(id, true).await? } else { None };
     let generation = match known {
@@ -220,4 +246,25 @@ pub(super) fn stream(streamed: Streamed) -> Response {
         Some((Ok::<_, Infallible>(event), streamed))
     });
     Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_known_by_its_key_or_else_by_where_it_is() {
+        let of = |key: Option<&str>, from: &str, user: Option<&str>| {
+            let headers = key.map(|key| (header::AUTHORIZATION, HeaderValue::from_str(key).unwrap()));
+            client(&HeaderMap::from_iter(headers), from.parse().unwrap(), user)
+        };
+        let plain = of(None, "10.0.0.1", None);
+        assert_eq!(of(None, "::ffff:10.0.0.1", None), plain);
+        assert_ne!(of(None, "10.0.0.2", None).account, plain.account);
+        assert_eq!(of(None, "2001:db8::1", None), of(None, "2001:db8::2:3", None));
+        assert_eq!(of(Some("Bearer a"), "10.0.0.1", None), of(Some("Bearer a"), "10.0.0.9", None));
+        assert_ne!(of(Some("Bearer a"), "10.0.0.1", None).account, of(Some("Bearer b"), "10.0.0.1", None).account);
+        let user = of(None, "10.0.0.1", Some("u"));
+        assert!(user.account == plain.account && user.user != plain.user && plain.user == 0);
+    }
 }

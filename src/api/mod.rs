@@ -19,7 +19,9 @@
 //!
 //! Every documented parameter of OpenAI's chat completions is honoured, or refused with status 400 and its name; none is
 //! passed over in silence. Beyond them there are `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`,
-//! `return_token_ids` and `background`. Errors have OpenAI's shape. A client that goes away ends its generation, unless it comes back
+//! `return_token_ids`, `background` and `priority` (a whole number: 0 as usual, less to go first, more to wait; `service_tier` says the
+//! same with `priority` and `flex`). What a node can do is shared out evenly among clients, told apart by the key in `Authorization` or
+//! else by their address, and what a client has evenly among its users, as `user` names them. Errors have OpenAI's shape. A client that goes away stops its generation, which ends unless it comes back
 //! within ten seconds or has said `background`; one whose node dies does not.
 //!
 //! It speaks to whoever reaches it, so it listens on the loopback interface unless told otherwise. There it also

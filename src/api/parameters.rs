@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::fields::{Fields, missing, wrong};
 use super::messages::messages;
-use crate::{GenerateOptions, Prompt, SamplingParams};
+use crate::{GenerateOptions, Priority, Prompt, SamplingParams};
 
 /// Most stop strings of a request.
 const STOPS_MAX: usize = 4;
@@ -29,6 +29,8 @@ pub(super) struct Asked {
     pub(super) token_ids: bool,
     /// Whether it goes on when the client goes.
     pub(super) background: bool,
+    /// Which of its users a client asks for.
+    pub(super) user: Option<String>,
 }
 
 /// Reads the body of a chat completion.
@@ -93,10 +95,11 @@ fn common(fields: &mut Fields, prompt: Prompt, longest: Option<u32>) -> Result<A
     };
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = stream_options(fields, stream)?;
-    labels(fields)?;
+    let user = labels(fields)?;
+    options.priority = priority(fields)?;
     let token_ids = fields.boolean("return_token_ids")?.unwrap_or(false);
     let background = fields.boolean("background")?.unwrap_or(false);
-    Ok(Asked { model, options, seeded: seed.is_some(), stream, include_usage, logprobs: false, token_ids, background })
+    Ok(Asked { model, options, seeded: seed.is_some(), stream, include_usage, logprobs: false, token_ids, background, user })
 }
 
 /// Refuses a field unless it has one of the values under which it changes nothing.
@@ -156,21 +159,55 @@ fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
-/// What clients note for themselves: checked, and without effect on the answer.
-fn labels(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in ["user", "safety_identifier", "prompt_cache_key"] {
-        fields.string(name)?;
+/// How urgent a request is: as vLLM has it in `priority`, where less comes first, or by OpenAI's `service_tier`.
+fn priority(fields: &mut Fields) -> Result<Priority, ApiError> {
+    let number = match fields.take("priority") {
+        None => None,
+        Some(value) => match value.as_i64() {
+            Some(number) => Some(if number < 0 {
+                Priority::High
+            } else if number > 0 {
+                Priority::Low
+            } else {
+                Priority::Normal
+            }),
+            None => return Err(wrong("priority", "a whole number: 0 as usual, less to go first, more to wait", &value)),
+        },
+    };
+    let tier = match fields.string("service_tier")?.as_deref() {
+        None => None,
+        Some("auto" | "default") => Some(Priority::Normal),
+        Some("flex") => Some(Priority::Low),
+        Some("priority") => Some(Priority::High),
+        Some(other) => {
+            let message = format!("`service_tier` is `{other}`; it must be auto, default, flex or priority");
+            return Err(ApiError::parameter("service_tier", message));
+        }
+    };
+    match (number, tier) {
+        (Some(number), Some(tier)) if number != tier => {
+            Err(ApiError::parameter("priority", "`priority` and `service_tier` differ; give one of them"))
+        }
+        (number, tier) => Ok(number.or(tier).unwrap_or_default()),
     }
+}
+
+/// What clients note for themselves: checked, and without effect on the answer. Gives the user that a client asks for, which counts
+/// where its share is divided.
+fn labels(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let user = fields.string("user")?;
+    let other = fields.string("safety_identifier")?;
+    fields.string("prompt_cache_key")?;
+    let user = user.or(other);
     only(fields, "prompt_cache_retention", &[Value::from("in_memory"), Value::from("in-memory")])?;
-    only(fields, "service_tier", &[Value::from("auto"), Value::from("default")])?;
     only(fields, "store", &[Value::Bool(false)])?;
     match fields.take("metadata") {
-        None => Ok(()),
+        None => Ok(user),
         Some(Value::Object(pairs)) if pairs.len() > METADATA_MAX => {
             Err(ApiError::parameter("metadata", format!("`metadata` has {} pairs; at most {METADATA_MAX} are possible", pairs.len())))
         }
         Some(Value::Object(pairs)) => match pairs.iter().find(|(_, value)| !value.is_string()) {
-            None => Ok(()),
+            None => Ok(user),
             Some((name, value)) => Err(wrong(&format!("metadata.{name}"), "a string", value)),
         },
         Some(other) => Err(wrong("metadata", "an object", &other)),
@@ -303,6 +340,25 @@ mod tests {
         let plain = read(json!({})).unwrap();
         assert_eq!(plain.options.sampling, SamplingParams::default());
         assert!(!plain.seeded && !plain.stream);
+    }
+
+    #[test]
+    fn urgency_has_two_names() {
+        let priority = |extra: Value| read(extra).map(|asked| asked.options.priority);
+        for (extra, expected) in [
+            (json!({}), Priority::Normal),
+            (json!({"priority": -5}), Priority::High),
+            (json!({"priority": 0}), Priority::Normal),
+            (json!({"priority": 1}), Priority::Low),
+            (json!({"service_tier": "flex"}), Priority::Low),
+            (json!({"service_tier": "priority"}), Priority::High),
+            (json!({"service_tier": "default", "priority": 0}), Priority::Normal),
+        ] {
+            assert_eq!(priority(extra.clone()).unwrap(), expected, "{extra}");
+        }
+        assert_eq!(priority(json!({"service_tier": "flex", "priority": -1})).unwrap_err().param.as_deref(), Some("priority"));
+        assert_eq!(read(json!({"user": "a", "safety_identifier": "b"})).unwrap().user.as_deref(), Some("a"));
+        assert_eq!(read(json!({"safety_identifier": "b"})).unwrap().user.as_deref(), Some("b"));
     }
 
     #[test]

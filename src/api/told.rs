@@ -193,7 +193,7 @@ mod tests {
         let mut telling = telling(true);
         let mut all: Vec<Told> = telling.opening().into_iter().collect();
         all.extend(["ab", "", "c"].iter().filter_map(|text| telling.token(&token(text))));
-        let timing = Timing { queued: Duration::ZERO, prefill: Duration::ZERO, decode: Duration::ZERO };
+        let timing = Timing { queued: Duration::ZERO, prefill: Duration::ZERO, decode: Duration::ZERO, cached: 0 };
         all.extend(telling.end("!", &Ended { reason: Finish::Stop, prompt_tokens: 1, completion_tokens: 3, timing }));
         all
     }

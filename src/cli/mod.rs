@@ -98,7 +98,7 @@ enum Command {
     Key(key::Key),
     /// Stop the node on this machine
     Leave(leave::Leave),
-    /// Measure how fast a model runs on this machine, or how fast tensor links are
+    /// Measure how fast a model runs on this machine, how it serves several clients at once, or how fast tensor links are
     #[command(subcommand)]
     Bench(bench::Bench),
     /// Start three nodes on this machine, split a model between them and ask it a question

@@ -27,17 +27,19 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// What to start.
 #[derive(Debug)]
-pub(super) struct CrewPlan {
-    pub(super) nodes: u32,
+pub(crate) struct CrewPlan {
+    pub(crate) nodes: u32,
     /// The models folder, if it is not the default one.
-    pub(super) models: Option<PathBuf>,
+    pub(crate) models: Option<PathBuf>,
     /// What each lends, in bytes; none: its share of what this machine would.
-    pub(super) memory: Option<u64>,
+    pub(crate) memory: Option<u64>,
+    /// Compute threads of each.
+    pub(crate) threads: u16,
 }
 
 /// A node that runs.
 #[derive(Debug, Clone)]
-pub(super) struct Member {
+pub(crate) struct Member {
     pub(super) name: String,
     pub(super) id: String,
     pub(super) api: String,
@@ -56,7 +58,7 @@ impl std::fmt::Debug for Key {
 
 /// The processes, and the folder that all their folders are in.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(crate) struct Crew {
     plan: CrewPlan,
     key: Key,
     folder: Option<TempDir>,
@@ -69,7 +71,7 @@ pub(super) struct Crew {
 }
 
 impl Crew {
-    pub(super) fn new(plan: CrewPlan) -> Result<Self, Failure> {
+    pub(crate) fn new(plan: CrewPlan) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("shoal-demo-").tempdir()?;
         let key = Key(ClusterKey::generate(&SystemRng));
         let (processes, inputs, members) = (Vec::new(), Vec::new(), Vec::new());
@@ -81,13 +83,13 @@ impl Crew {
     }
 
     /// The HTTP interface of a node.
-    pub(super) fn client(&self, index: usize) -> Result<Client, Failure> {
+    pub(crate) fn client(&self, index: usize) -> Result<Client, Failure> {
         let member = self.members.get(index).ok_or_else(|| Failure::new("there is no such node"))?;
         Ok(Client::new(&member.api))
     }
 
     /// Starts all processes and waits until each is ready.
-    pub(super) async fn start(&mut self) -> Result<(), Failure> {
+    pub(crate) async fn start(&mut self) -> Result<(), Failure> {
         let mut outputs = Vec::new();
         for index in 0..self.plan.nodes {
             let (mut process, output) = self.spawn(index)?;
@@ -111,7 +113,8 @@ impl Crew {
         let program = std::env::current_exe()?;
         let name = name(index as usize);
         let mut command = Command::new(&program);
-        command.args(["up", "--json", "--exit-with-stdin", "--temporary", "--api", "127.0.0.1:0", "--threads", "1"]);
+        command.args(["up", "--json", "--exit-with-stdin", "--temporary", "--api", "127.0.0.1:0"]);
+        command.arg("--threads").arg(self.plan.threads.to_string());
         command.arg("--name").arg(&name).arg("--data-dir").arg(folder.join(&name)).arg("--memory").arg(memory.to_string());
         if let Some(models) = &self.plan.models {
             command.arg("--models-dir").arg(models);
@@ -161,7 +164,7 @@ impl Crew {
 
     /// Waits until every node is connected to every other, and each says that it has the model; tells how long that took since the
     /// last process was started, so that its own start is part of it. The wait ends `timeout` after this call.
-    pub(super) async fn meet(&self, timeout: Duration, sha256: Option<&str>) -> Result<Duration, Failure> {
+    pub(crate) async fn meet(&self, timeout: Duration, sha256: Option<&str>) -> Result<Duration, Failure> {
         let called = Instant::now();
         let wanted = self.members.len();
         loop {
@@ -203,7 +206,7 @@ impl Crew {
 
     /// Tells all nodes to leave and waits for them; whichever does not in time, or at another signal, is killed. The
     /// folder is removed.
-    pub(super) async fn dismiss(mut self, signals: &mut Signals) -> Result<(), Failure> {
+    pub(crate) async fn dismiss(mut self, signals: &mut Signals) -> Result<(), Failure> {
         #[cfg(unix)]
         self.processes.iter().for_each(tell);
         #[cfg(not(unix))]

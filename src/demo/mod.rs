@@ -14,7 +14,7 @@ use shoal::{Cancel, LocalModel};
 
 use crate::cli::{Asked, Exit, Failure, ModelsOption, Signals, absolute, fetch, open_catalog, parse_temperature};
 use chaos::{ChaosPlan, Tally};
-use crew::{Crew, CrewPlan};
+pub(crate) use crew::{Crew, CrewPlan};
 use show::Show;
 
 /// How long nodes may take to find each other. They need about a second where multicast works.
@@ -125,7 +125,7 @@ impl Demo {
             return self.disturb(&model, show, crew).await;
         }
         show.step(&format!("starting {} node processes", self.nodes));
-        let plan = CrewPlan { nodes: self.nodes, models: self.models.models_dir.clone(), memory: None };
+        let plan = CrewPlan { nodes: self.nodes, models: self.models.models_dir.clone(), memory: None, threads: 1 };
         let crew = crew.insert(Crew::new(plan)?);
         crew.start().await?;
         show.nodes(crew);

@@ -335,6 +335,8 @@ async fn build(ground: &Ground, order: &Order, leases: &[Vec<LeaseUse>]) -> Resu
         page_tokens,
         context_tokens: order.plan.context_tokens,
         requests_max: REQUESTS_MAX,
+        // Pages are shared by all stages alike.
+        prefix_cache: loaded.iter().all(|l| page_tokens.is_multiple_of((l.page_tokens as usize).max(1))),
     };
     Ok((sender, port, config, text))
 }

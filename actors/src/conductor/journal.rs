@@ -431,6 +431,8 @@ mod tests {
                 ignore_end: false,
                 unread: Unread::Cancel,
                 shape: String::new(),
+                client: crate::request::Client::default(),
+                priority: crate::request::Priority::Normal,
             },
             prompt: vec![1, 2],
             emitted,

@@ -168,13 +168,17 @@ impl std::fmt::Debug for Generation {
 impl Generation {
     /// Submits a request to the conductor of its instance.
     pub async fn start(reach: Reach, conductor: NodeId, request: GenerateRequest) -> Result<Self, GenerateError> {
-        match reach.call(conductor, GenerateCall::Submit(Box::new(request.clone())), SUBMIT_TIMEOUT).await? {
-            GenerateReply::Accepted { prompt_tokens } => {
-                let mut generation = Self::unsubmitted(reach, conductor, request);
+        let submit = GenerateCall::Submit(Box::new(request.clone()));
+        // It is there before it is submitted: whoever goes in the meantime takes it back.
+        let mut generation = Self::unsubmitted(reach, conductor, request);
+        let answer = generation.reach.call(conductor, submit, SUBMIT_TIMEOUT).await;
+        match answer {
+            Ok(GenerateReply::Accepted { prompt_tokens }) => {
                 generation.prompt_tokens = prompt_tokens;
                 Ok(generation)
             }
-            _ => Err(other_question()),
+            Ok(_) => Err(generation.broken(other_question())),
+            Err(error) => Err(generation.broken(error)),
         }
     }
 
@@ -388,6 +392,8 @@ mod tests {
                 ignore_end: false,
                 unread: Unread::Wait,
                 shape: String::new(),
+                client: crate::request::Client::default(),
+                priority: crate::request::Priority::Normal,
             })
         };
         let unknown = || (node(1), Err(GenerateError::Refused(GenerateRefusal::UnknownRequest(RequestId(1)))));

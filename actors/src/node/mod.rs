@@ -49,7 +49,7 @@ use crate::membership::{ClusterView, Membership};
 use crate::network::NetworkHandle;
 use crate::plan::{Goal, Plan};
 use crate::pressure::MemoryWatch;
-use crate::request::{ChatMessage, GenerateRequest, Prompt, Unread};
+use crate::request::{ChatMessage, Client, GenerateRequest, Priority, Prompt, Unread};
 use crate::scheduler::GenerateRefusal;
 use crate::service::{Remote, ServeError, Service, Services};
 use crate::stage::links::TensorLinks;
@@ -126,6 +126,10 @@ pub struct GenerateOptions {
     pub unread: Unread,
     /// How the answer is shaped for its client ([`GenerateRequest::shape`]).
     pub shape: String,
+    /// Who asks, so that nobody takes more than a fair share from others; none: this node.
+    pub client: Option<Client>,
+    /// How urgent it is.
+    pub priority: Priority,
 }
 
 impl GenerateOptions {
@@ -141,6 +145,8 @@ impl GenerateOptions {
             id: None,
             unread: Unread::Cancel,
             shape: String::new(),
+            client: None,
+            priority: Priority::Normal,
         }
     }
 
@@ -476,6 +482,8 @@ impl Node {
                 ignore_end: options.ignore_end,
                 unread: options.unread,
                 shape: options.shape.clone(),
+                client: options.client.unwrap_or_else(|| Client::new(&self.id().0, None)),
+                priority: options.priority,
             };
             let refused = match Generation::start(self.reach(), instance.term.node, request.clone()).await {
                 // The instance went down between the look and the request: its card is old news.

@@ -209,6 +209,8 @@ impl SchedulerState {
         let prompt = self.arguments.text.encode(&request.prompt).map_err(GenerateRefusal::Invalid)?;
         let work = Work {
             id: request.id,
+            client: request.client,
+            priority: request.priority,
             prompt: prompt.clone(),
             emitted: Vec::new(),
             sampling: request.sampling.clone(),
@@ -249,7 +251,8 @@ impl SchedulerState {
             return self.answers.finish(now, id, reason, super::Timing::default(), &mut send_chunk);
         }
         let ends = if request.ignore_end { BTreeSet::new() } else { self.arguments.text.ends() };
-        let work = Work { id, prompt, emitted, sampling: request.sampling.clone(), max_tokens, ends };
+        let (client, priority, sampling) = (request.client, request.priority, request.sampling.clone());
+        let work = Work { id, client, priority, prompt, emitted, sampling, max_tokens, ends };
         if let Err(error) = self.machine.submit(now, work) {
             return self.answers.fail(now, id, error.to_string(), &mut send_chunk);
         }
@@ -460,6 +463,9 @@ impl SchedulerState {
             GenerateCall::Submit(request) => self.submit(*request, reply),
             GenerateCall::Read { request, after, .. } => {
                 let Some(reply) = reply else { return };
+                if self.machine.wake(request) {
+                    self.pump();
+                }
                 if let Err(reply) = self.answers.read(now, request, after, reply, &mut send_chunk) {
                     reply.reply(Err(GenerateRefusal::UnknownRequest(request)));
                 }
@@ -471,7 +477,11 @@ impl SchedulerState {
                 }
             }
             GenerateCall::Leave { request, .. } => {
-                self.answers.leave(now, request);
+                if self.answers.leave(now, request) {
+                    // Until its reader comes back, others have what it would need.
+                    self.machine.pause(request);
+                    self.pump();
+                }
                 if let Some(reply) = reply {
                     reply.reply(Ok(GenerateReply::Done));
                 }

@@ -132,11 +132,11 @@ impl<R> Answers<R> {
         self.answers.get(&id).map_or(0, |answer| u32::try_from(answer.tokens.len()).unwrap_or(u32::MAX))
     }
 
-    /// Its reader goes, and may come back.
-    pub fn leave(&mut self, now: Instant, id: RequestId) {
-        if let Some(answer) = self.answers.get_mut(&id) {
-            answer.left = Some(now);
-        }
+    /// Its reader goes, and may come back. `true` if nobody is there for it until then.
+    pub fn leave(&mut self, now: Instant, id: RequestId) -> bool {
+        let Some(answer) = self.answers.get_mut(&id) else { return false };
+        answer.left = Some(now);
+        answer.asked.unread != Unread::GoOn
     }
 
     /// Adds a token. Readers that waited for it are answered through `send`.
@@ -300,6 +300,8 @@ mod tests {
             ignore_end: false,
             unread,
             shape: String::new(),
+            client: crate::request::Client::default(),
+            priority: crate::request::Priority::Normal,
         }
     }
 
@@ -322,7 +324,7 @@ mod tests {
         ids.iter().zip(unread).for_each(|(id, unread)| open(&mut answers, asked(*id, unread), &[]));
         let tick = |answers: &mut Answers<u32>, seconds| answers.tick(at(seconds), &mut |_, _| {});
         // The second one's reader is back in time, the third one's is not, and the fourth one's said that it need not be.
-        ids[1..].iter().for_each(|id| answers.leave(at(1), *id));
+        assert_eq!([1, 2, 3].map(|index| answers.leave(at(1), ids[index])), [true, true, false]);
         answers.read(at(5), ids[1], 0, 1, &mut |_, _| {}).expect("known");
         assert_eq!(tick(&mut answers, 10), []);
         assert_eq!(tick(&mut answers, 11), [ids[2]]);

@@ -1,6 +1,7 @@
 //! A stage's step as a pure machine: one message in, one message out.
 //!
-//! It owns the stage's compute and, on the last stage, one sampler per sequence. It has no I/O: the device thread
+//! It owns the stage's compute and, on the last stage, one sampler per sequence, and knows which sequences run and which prefixes are
+//! kept for others to begin with. It has no I/O: the device thread
 //! (`stage::device`) feeds it from a tensor channel, a simulation from its event queue.
 
 use std::collections::BTreeMap;
@@ -8,7 +9,9 @@ use std::collections::BTreeMap;
 use shoal_engine::sampler::{SampleError, Sampler, SamplingParams};
 use shoal_engine::stage::{Input, Row, SequenceId, Stage, StepError};
 
-use super::message::{KIND_STEP, KIND_TOKENS, MessageError, Open, StepLimits, StepView, TOP_MAX, Token, Tokens, set_hidden};
+use super::message::{
+    Change, KEPT_MAX, KIND_STEP, KIND_TOKENS, MessageError, Open, Shared, StepLimits, StepView, TOP_MAX, Token, Tokens, set_hidden,
+};
 
 /// Why a stage cannot go on. Its instance has to be re-made: steps after this one make no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -25,7 +28,7 @@ pub enum StageFault {
         /// The one that came.
         received: u64,
     },
-    /// Rows of a sequence that was never opened, or opened twice.
+    /// Rows or pages of a sequence that was never opened, one that was opened twice, or one too many.
     #[error("sequence {0} is {1}")]
     Sequence(u32, &'static str),
     /// The model's output leaves nothing to choose from.
@@ -41,11 +44,23 @@ pub struct StageMachine {
     stage: Box<dyn Stage>,
     limits: StepLimits,
     next_step: u64,
-    /// Open sequences; on the last stage with what chooses their tokens.
-    sequences: BTreeMap<SequenceId, Option<Sampling>>,
+    /// Those that run, and prefixes that are kept.
+    sequences: BTreeMap<SequenceId, Known>,
+    /// How many of them are prefixes.
+    kept: usize,
     rows: Vec<Row>,
     input: Vec<f32>,
     output: Vec<f32>,
+}
+
+/// A sequence or a prefix.
+struct Known {
+    /// Whether rows may go on with it.
+    runs: bool,
+    /// On the last stage: the tokens whose rows have run, for samplers of sequences that begin alike.
+    tokens: Vec<u32>,
+    /// On the last stage, while it runs: what chooses its tokens.
+    sampling: Option<Sampling>,
 }
 
 /// What is known of a sequence where its tokens are chosen. The prompt comes by in rows, in as many steps as it takes.
@@ -94,6 +109,7 @@ impl StageMachine {
             limits: StepLimits { rows_max, sequences_max, hidden },
             next_step: 0,
             sequences: BTreeMap::new(),
+            kept: 0,
             rows: Vec::with_capacity(rows_max),
             input: Vec::new(),
             output: Vec::new(),
@@ -110,7 +126,61 @@ impl StageMachine {
         for sequence in std::mem::take(&mut self.sequences).into_keys() {
             self.stage.free(sequence);
         }
+        self.kept = 0;
         self.next_step = 0;
+    }
+
+    /// Does what happens to sequences before a step's rows run.
+    fn change(&mut self, change: Change) -> Result<(), StageFault> {
+        match change {
+            Change::Open(open) => self.open(open),
+            Change::Keep { shared, prefix } => {
+                let tokens = self.share(shared, prefix)?;
+                if self.kept >= KEPT_MAX {
+                    return Err(StageFault::Sequence(prefix, "one prefix more than agreed"));
+                }
+                self.kept += 1;
+                self.sequences.insert(SequenceId(prefix), Known { runs: false, tokens, sampling: None });
+                Ok(())
+            }
+            Change::Free(number) => {
+                let Some(known) = self.sequences.remove(&SequenceId(number)) else {
+                    return Err(StageFault::Sequence(number, "freed without having been opened"));
+                };
+                self.kept -= usize::from(!known.runs);
+                self.stage.free(SequenceId(number));
+                Ok(())
+            }
+        }
+    }
+
+    fn open(&mut self, open: Open) -> Result<(), StageFault> {
+        let number = open.sequence;
+        if self.sequences.contains_key(&SequenceId(number)) {
+            return Err(StageFault::Sequence(number, "opened twice"));
+        }
+        if self.sequences.len() - self.kept >= self.limits.sequences_max {
+            return Err(StageFault::Sequence(number, "one more than agreed"));
+        }
+        let tokens = open.shared.map(|shared| self.share(shared, number)).transpose()?.unwrap_or_default();
+        let mut sampling = self.stage.is_last().then(|| Sampling::new(open));
+        if let Some(sampling) = &mut sampling {
+            tokens.iter().for_each(|token| drop(sampling.accept(*token)));
+        }
+        self.sequences.insert(SequenceId(number), Known { runs: true, tokens, sampling });
+        Ok(())
+    }
+
+    /// Has `to` begin with pages of another one, and gives their tokens, which only the last stage knows.
+    fn share(&mut self, Shared { from, tokens }: Shared, to: u32) -> Result<Vec<u32>, StageFault> {
+        let Some(source) = self.sequences.get(&SequenceId(from)) else {
+            return Err(StageFault::Sequence(from, "shared without having been opened"));
+        };
+        if self.sequences.contains_key(&SequenceId(to)) {
+            return Err(StageFault::Sequence(to, "opened twice"));
+        }
+        self.stage.share(SequenceId(from), SequenceId(to), tokens as usize)?;
+        Ok(source.tokens.iter().take(tokens as usize).copied().collect())
     }
 
     /// Runs one step message and writes the message for the next stage, or for the scheduler, into `out`; returns
@@ -124,25 +194,12 @@ impl StageMachine {
             return Err(StageFault::Order { expected: self.next_step, received: view.step() });
         }
         self.next_step += 1;
-        for sequence in view.frees() {
-            if self.sequences.remove(&sequence).is_none() {
-                return Err(StageFault::Sequence(sequence.0, "freed without having been opened"));
-            }
-            self.stage.free(sequence);
-        }
-        for open in view.opens()? {
-            let sequence = SequenceId(open.sequence);
-            let sampling = self.stage.is_last().then(|| Sampling::new(open));
-            if self.sequences.insert(sequence, sampling).is_some() {
-                return Err(StageFault::Sequence(sequence.0, "opened twice"));
-            }
-            if self.sequences.len() > self.limits.sequences_max {
-                return Err(StageFault::Sequence(sequence.0, "one more than agreed"));
-            }
+        for change in view.changes()? {
+            self.change(change)?;
         }
         self.rows.clear();
         self.rows.extend(view.rows());
-        if let Some(row) = self.rows.iter().find(|row| !self.sequences.contains_key(&row.sequence)) {
+        if let Some(row) = self.rows.iter().find(|row| !self.sequences.get(&row.sequence).is_some_and(|known| known.runs)) {
             return Err(StageFault::Sequence(row.sequence.0, "used without having been opened"));
         }
         let sampled = self.rows.iter().filter(|row| row.sample).count();
@@ -171,7 +228,8 @@ impl StageMachine {
         let mut tokens = Tokens { step, tokens: Vec::new() };
         let mut logits = self.output.chunks_exact_mut(self.stage.vocabulary());
         for row in &self.rows {
-            let Some(Some(sampling)) = self.sequences.get_mut(&row.sequence) else { continue };
+            let Some(Known { tokens: known, sampling: Some(sampling), .. }) = self.sequences.get_mut(&row.sequence) else { continue };
+            known.push(row.token);
             let sampler = sampling.accept(row.token);
             if !row.sample {
                 continue;

@@ -2,19 +2,19 @@
 //!
 //! ```text
 //! step message, little-endian, every part padded to 4 bytes
-//!   0  step        u64   counts up by one within a plan epoch
-//!   8  rows        u32   R
-//!  12  frees       u32   F
-//!  16  opens_bytes u32   B   postcard of Vec<Open>, rare
-//!  20  hidden      u32   H   0: no activations, the receiver embeds
-//!  24  rows        R × { sequence u32, position u32, token u32, flags u32 }
-//!      frees       F × u32
-//!      opens       B bytes + padding
-//!      activations R × H × f32
+//!   0  step          u64   counts up by one within a plan epoch
+//!   8  rows          u32   R
+//!  12  changes_bytes u32   B   postcard of Vec<Change>, rare
+//!  16  hidden        u32   H   0: no activations, the receiver embeds
+//!  20  zero          u32
+//!  24  rows          R × { sequence u32, position u32, token u32, flags u32 }
+//!      changes       B bytes + padding
+//!      activations   R × H × f32
 //! ```
 //!
-//! Cancelled and finished sequences are freed by a list in the step itself, so that a free cannot overtake the rows
-//! that came before it, nor be overtaken by rows that reuse the number.
+//! What becomes of sequences (they begin, their pages are kept for others, they end) is told in the step itself, in the order in
+//! which it was decided and before its rows, so that a free cannot overtake the rows that came before it, nor be overtaken by rows
+//! that reuse the number, and so that every stage makes the same of its pages.
 
 use serde::{Deserialize, Serialize};
 use shoal_engine::sampler::SamplingParams;
@@ -36,6 +36,9 @@ const HAS_LOGPROB: u32 = 1 << 31;
 /// Most candidates that a sampled row can report.
 pub const TOP_MAX: usize = 20;
 
+/// Prefixes that are kept at once, at most: it bounds a stage's tables.
+pub const KEPT_MAX: usize = 256;
+
 /// A sequence's first mention: what the last stage needs to sample it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Open {
@@ -45,6 +48,34 @@ pub struct Open {
     pub prompt_tokens: u32,
     /// How its tokens are chosen.
     pub sampling: SamplingParams,
+    /// What it has in common with another one, and need not run again; its rows go on from there.
+    pub shared: Option<Shared>,
+}
+
+/// The first whole pages of a sequence that runs, or of a prefix that is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shared {
+    /// Its number.
+    pub from: u32,
+    /// How many of its tokens: whole pages.
+    pub tokens: u32,
+}
+
+/// What becomes of a sequence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Change {
+    /// It begins.
+    Open(Open),
+    /// The first of its pages, or of a prefix's, are kept under a number of their own, for sequences that begin alike.
+    Keep {
+        /// Whose pages.
+        shared: Shared,
+        /// The prefix's number, which no sequence and no other prefix has.
+        prefix: u32,
+    },
+    /// It ends, or the prefix is not kept any more.
+    Free(u32),
 }
 
 /// A step as the scheduler composes it.
@@ -52,10 +83,8 @@ pub struct Open {
 pub struct Step {
     /// Counts up by one within a plan epoch.
     pub step: u64,
-    /// Sequences that begin with this step.
-    pub opens: Vec<Open>,
-    /// Sequences that end before this step.
-    pub frees: Vec<SequenceId>,
+    /// What happens to sequences before its rows run, in order.
+    pub changes: Vec<Change>,
     /// The rows, a sequence's own in order.
     pub rows: Vec<Row>,
 }
@@ -80,15 +109,15 @@ pub enum MessageError {
         /// The limit.
         limit: usize,
     },
-    /// A list of opened sequences that does not decode.
-    #[error("the list of opened sequences does not decode")]
-    Opens,
+    /// A list of changes that does not decode.
+    #[error("the list of changes does not decode")]
+    Changes,
     /// Bits that no version gives a meaning.
-    #[error("a row has unknown flags {0:#x}")]
+    #[error("unknown flags {0:#x}")]
     Flags(u32),
 }
 
-/// Bytes of a step message with this many rows of this width, without opens and frees.
+/// Bytes of a step message with this many rows of this width, without changes.
 pub fn step_bytes(rows: usize, hidden: usize) -> usize {
     HEAD_BYTES + rows * ROW_BYTES + rows * hidden * 4
 }
@@ -118,11 +147,11 @@ impl Step {
     /// Writes the message without activations, replacing what is in `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
-        let opens = if self.opens.is_empty() { Vec::new() } else { postcard::to_stdvec(&self.opens).unwrap_or_default() };
+        let changes = if self.changes.is_empty() { Vec::new() } else { postcard::to_stdvec(&self.changes).unwrap_or_default() };
         out.extend_from_slice(&self.step.to_le_bytes());
         put_u32(out, count_u32(self.rows.len()));
-        put_u32(out, count_u32(self.frees.len()));
-        put_u32(out, count_u32(opens.len()));
+        put_u32(out, count_u32(changes.len()));
+        put_u32(out, 0);
         put_u32(out, 0);
         for row in &self.rows {
             put_u32(out, row.sequence.0);
@@ -130,11 +159,8 @@ impl Step {
             put_u32(out, row.token);
             put_u32(out, if row.sample { FLAG_SAMPLE } else { 0 });
         }
-        for free in &self.frees {
-            put_u32(out, free.0);
-        }
-        out.extend_from_slice(&opens);
-        out.resize(out.len() + padded(opens.len()) - opens.len(), 0);
+        out.extend_from_slice(&changes);
+        out.resize(out.len() + padded(changes.len()) - changes.len(), 0);
     }
 }
 
@@ -143,8 +169,7 @@ impl Step {
 pub struct StepView<'a> {
     bytes: &'a [u8],
     rows: usize,
-    frees: usize,
-    opens_bytes: usize,
+    changes_bytes: usize,
     hidden: usize,
 }
 
@@ -153,7 +178,7 @@ pub struct StepView<'a> {
 pub struct StepLimits {
     /// Rows of one step.
     pub rows_max: usize,
-    /// Sequences open at once, and so also opens and frees of one step.
+    /// Sequences open at once; it bounds the changes of a step.
     pub sequences_max: usize,
     /// Elements of an activation row; zero for the first stage.
     pub hidden: usize,
@@ -171,14 +196,15 @@ impl<'a> StepView<'a> {
         let view = Self {
             bytes,
             rows: get_u32(bytes, 8) as usize,
-            frees: get_u32(bytes, 12) as usize,
-            opens_bytes: get_u32(bytes, 16) as usize,
-            hidden: get_u32(bytes, 20) as usize,
+            changes_bytes: get_u32(bytes, 12) as usize,
+            hidden: get_u32(bytes, 16) as usize,
         };
         let too_many = |what, count, limit| if count > limit { Err(MessageError::TooMany { what, count, limit }) } else { Ok(()) };
         too_many("rows of a step", view.rows, limits.rows_max)?;
-        too_many("sequences freed by a step", view.frees, limits.sequences_max)?;
-        too_many("bytes of opened sequences", view.opens_bytes, limits.sequences_max.saturating_mul(64 * 1024))?;
+        too_many("bytes of changes", view.changes_bytes, limits.sequences_max.saturating_mul(64 * 1024))?;
+        if get_u32(bytes, 20) != 0 {
+            return Err(MessageError::Flags(get_u32(bytes, 20)));
+        }
         if view.rows > 0 && view.hidden != limits.hidden {
             return Err(MessageError::TooMany { what: "elements of an activation row", count: view.hidden, limit: limits.hidden });
         }
@@ -195,16 +221,12 @@ impl<'a> StepView<'a> {
         Ok(view)
     }
 
-    fn frees_at(&self) -> usize {
+    fn changes_at(&self) -> usize {
         HEAD_BYTES + self.rows * ROW_BYTES
     }
 
-    fn opens_at(&self) -> usize {
-        self.frees_at() + self.frees * 4
-    }
-
     fn activations_at(&self) -> usize {
-        self.opens_at() + padded(self.opens_bytes)
+        self.changes_at() + padded(self.changes_bytes)
     }
 
     /// The step's number.
@@ -226,22 +248,16 @@ impl<'a> StepView<'a> {
         })
     }
 
-    /// Sequences that end before this step.
-    pub fn frees(&self) -> impl Iterator<Item = SequenceId> + 'a {
-        let (bytes, at) = (self.bytes, self.frees_at());
-        (0..self.frees).map(move |index| SequenceId(get_u32(bytes, at + index * 4)))
-    }
-
-    /// Sequences that begin with this step.
+    /// What happens to sequences before its rows run.
     ///
     /// # Errors
     /// If the list does not decode.
-    pub fn opens(&self) -> Result<Vec<Open>, MessageError> {
-        if self.opens_bytes == 0 {
+    pub fn changes(&self) -> Result<Vec<Change>, MessageError> {
+        if self.changes_bytes == 0 {
             return Ok(Vec::new());
         }
-        let blob = self.bytes.get(self.opens_at()..self.opens_at() + self.opens_bytes).ok_or(MessageError::Opens)?;
-        postcard::from_bytes(blob).map_err(|_| MessageError::Opens)
+        let blob = self.bytes.get(self.changes_at()..self.changes_at() + self.changes_bytes).ok_or(MessageError::Changes)?;
+        postcard::from_bytes(blob).map_err(|_| MessageError::Changes)
     }
 
     /// Everything but the activations, which a stage passes on with its own; its hidden width must be set by
@@ -260,7 +276,7 @@ impl<'a> StepView<'a> {
 
 /// Sets the width of the activations that will follow a copied head.
 pub fn set_hidden(head: &mut [u8], hidden: usize) {
-    if let Some(field) = head.get_mut(20..24) {
+    if let Some(field) = head.get_mut(16..20) {
         field.copy_from_slice(&count_u32(hidden).to_le_bytes());
     }
 }
@@ -381,29 +397,43 @@ mod tests {
         })
     }
 
+    fn change() -> impl Strategy<Value = Change> {
+        let shared = || (0u32..16, 0u32..4).prop_map(|(from, pages)| Shared { from, tokens: pages * 32 });
+        prop_oneof![
+            (0u32..16, prop::option::of(shared())).prop_map(|(sequence, shared)| {
+                Change::Open(Open { sequence, prompt_tokens: 5, sampling: SamplingParams::default(), shared })
+            }),
+            (shared(), 16u32..300).prop_map(|(shared, prefix)| Change::Keep { shared, prefix }),
+            (0u32..300).prop_map(Change::Free),
+        ]
+    }
+
     fn step() -> impl Strategy<Value = Step> {
-        (any::<u64>(), prop::collection::vec(row(), 0..64), prop::collection::vec(0u32..16, 0..16), 0usize..4).prop_map(
-            |(step, rows, frees, opens)| Step {
-                step,
-                rows,
-                frees: frees.into_iter().map(SequenceId).collect(),
-                opens: (0..opens as u32).map(|sequence| Open { sequence, prompt_tokens: 5, sampling: SamplingParams::default() }).collect(),
-            },
-        )
+        (any::<u64>(), prop::collection::vec(row(), 0..64), prop::collection::vec(change(), 0..20)).prop_map(|(step, rows, changes)| Step {
+            step,
+            rows,
+            changes,
+        })
     }
 
     #[test]
     fn the_layout_is_pinned() {
         let step = Step {
             step: 0x0102,
-            opens: Vec::new(),
-            frees: vec![SequenceId(7)],
+            changes: vec![Change::Free(7), Change::Keep { shared: Shared { from: 3, tokens: 64 }, prefix: 200 }],
             rows: vec![Row { sequence: SequenceId(1), position: 2, token: 3, sample: true }],
         };
         let mut bytes = Vec::new();
         step.encode(&mut bytes);
-        let words: Vec<u32> = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        assert_eq!(words, [0x0102, 0, 1, 1, 0, 0, 1, 2, 3, 1, 7]);
+        let words: Vec<u32> = bytes[..40].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        assert_eq!(words, [0x0102, 0, 1, 8, 0, 0, 1, 2, 3, 1]);
+        // Two changes: free 7; keep of 3 the first 64 tokens as 200.
+        assert_eq!(bytes[40..], [2, 2, 7, 1, 3, 64, 0xc8, 1]);
+        let shared = Some(Shared { from: 300, tokens: 32 });
+        let open = Open { sequence: 4, prompt_tokens: 33, sampling: SamplingParams::default(), shared };
+        Step { step: 1, changes: vec![Change::Open(open)], rows: Vec::new() }.encode(&mut bytes);
+        let sampling = postcard::to_stdvec(&SamplingParams::default()).expect("encodes");
+        assert_eq!(bytes[24..], [&[1, 0, 4, 33], &sampling[..], &[1, 0xac, 2, 32], &[0; 3][..(4 - (8 + sampling.len()) % 4) % 4]].concat());
     }
 
     proptest! {
@@ -417,8 +447,7 @@ mod tests {
             let view = StepView::parse(&bytes, limits(hidden)).expect("is well-formed");
             prop_assert_eq!(view.step(), step.step);
             prop_assert_eq!(view.rows().collect::<Vec<_>>(), step.rows);
-            prop_assert_eq!(view.frees().collect::<Vec<_>>(), step.frees);
-            prop_assert_eq!(view.opens().expect("decodes"), step.opens);
+            prop_assert_eq!(view.changes().expect("decodes"), step.changes);
             let mut out = Vec::new();
             view.activations(&mut out);
             prop_assert_eq!(out, activations);
@@ -435,7 +464,7 @@ mod tests {
         #[test]
         fn arbitrary_bytes_are_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), hidden in 0usize..8) {
             if let Ok(view) = StepView::parse(&bytes, limits(hidden)) {
-                let _ = (view.rows().count(), view.frees().count(), view.opens());
+                let _ = (view.rows().count(), view.changes());
             }
             let _ = Tokens::decode(&bytes, 16);
         }

@@ -189,6 +189,10 @@ where
         Ok(())
     }
 
+    fn share(&mut self, from: SequenceId, to: SequenceId, tokens: usize) -> Result<(), StepError> {
+        self.book.share(from, to, tokens)
+    }
+
     fn free(&mut self, sequence: SequenceId) {
         self.book.free(sequence);
     }

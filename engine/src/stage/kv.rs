@@ -1,4 +1,7 @@
 //! Which pages belong to which sequence. Knows nothing of what is in them.
+//!
+//! Sequences that begin alike may share the pages of what they have in common: whole ones, which nobody writes to any more. A page
+//! is free when the last sequence that holds it has given it back.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -31,7 +34,8 @@ pub(super) struct Plan(Vec<PlannedRun>);
 /// The page tables of a stage: one table serves all its layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PageBook {
-    total: usize,
+    /// How many sequences hold each page.
+    holders: Vec<u32>,
     /// Taken from the end.
     free: Vec<u32>,
     sequences: BTreeMap<SequenceId, Held>,
@@ -44,12 +48,24 @@ fn pages_for(tokens: usize) -> usize {
 impl PageBook {
     /// A book of `total` free pages.
     pub(super) fn new(total: u32) -> Self {
-        Self { total: total as usize, free: (0..total).rev().collect(), sequences: BTreeMap::new() }
+        Self { holders: vec![0; total as usize], free: (0..total).rev().collect(), sequences: BTreeMap::new() }
     }
 
     /// Pages in all, and pages that are free.
     pub(super) fn pages(&self) -> (usize, usize) {
-        (self.total, self.free.len())
+        (self.holders.len(), self.free.len())
+    }
+
+    fn is_shared(&self, page: u32) -> bool {
+        self.holders.get(page as usize).is_some_and(|holders| *holders > 1)
+    }
+
+    fn give_back(&mut self, page: u32) {
+        let Some(holders) = self.holders.get_mut(page as usize) else { return };
+        *holders = holders.saturating_sub(1);
+        if *holders == 0 {
+            self.free.push(page);
+        }
     }
 
     /// Checks that rows continue their sequences, stay below `context` positions, and find pages. Changes nothing.
@@ -72,6 +88,12 @@ impl PageBook {
                             "row {place} of sequence {sequence} is at position {position}, but only {cached} positions are cached"
                         )));
                     }
+                    let held = self.sequences.get(&row.sequence).and_then(|held| held.pages.get(position / PAGE_TOKENS));
+                    if !position.is_multiple_of(PAGE_TOKENS) && held.is_some_and(|page| self.is_shared(*page)) {
+                        return Err(StepError::Malformed(format!(
+                            "row {place} of sequence {sequence} is at position {position}, in a page that other sequences hold, too"
+                        )));
+                    }
                     known.insert(row.sequence, runs.len());
                     runs.push(PlannedRun { sequence: row.sequence, rows: vec![place], start: position });
                 }
@@ -90,9 +112,9 @@ impl PageBook {
         // What is given back by sequences that go back to an earlier position can be taken by others in the same step.
         let (mut needed, mut returned) = (0, 0);
         for run in &runs {
-            let held = self.sequences.get(&run.sequence).map_or(0, |held| held.pages.len());
-            let kept = held.min(pages_for(run.start));
-            returned += held - kept;
+            let held = self.sequences.get(&run.sequence).map_or(&[][..], |held| &held.pages);
+            let kept = held.len().min(pages_for(run.start));
+            returned += held[kept..].iter().filter(|page| !self.is_shared(**page)).count();
             needed += pages_for(run.start + run.rows.len()) - kept;
         }
         let free = self.free.len() + returned;
@@ -107,7 +129,9 @@ impl PageBook {
         for run in &runs {
             let held = self.sequences.entry(run.sequence).or_default();
             let kept = held.pages.len().min(pages_for(run.start));
-            self.free.extend(held.pages.drain(kept..).rev());
+            for page in held.pages.split_off(kept).into_iter().rev() {
+                self.give_back(page);
+            }
         }
         let mut batch = Batch::new();
         for run in runs {
@@ -115,17 +139,47 @@ impl PageBook {
             let end = run.start + run.rows.len();
             let missing = pages_for(end) - held.pages.len();
             let at = self.free.len().saturating_sub(missing);
-            held.pages.extend(self.free.drain(at..).rev());
+            for page in self.free.drain(at..).rev() {
+                if let Some(holders) = self.holders.get_mut(page as usize) {
+                    *holders = 1;
+                }
+                held.pages.push(page);
+            }
             held.tokens = end;
             batch.push(run.rows, run.start, held.pages.clone());
         }
         batch
     }
 
+    /// Lets a new sequence begin with the first `tokens` positions of another one, in the same pages.
+    pub(super) fn share(&mut self, from: SequenceId, to: SequenceId, tokens: usize) -> Result<(), StepError> {
+        let malformed = |why: String| Err(StepError::Malformed(format!("sequence {} cannot begin as {} does: {why}", to.0, from.0)));
+        let Some(held) = self.sequences.get(&from) else { return malformed("that is not known".to_owned()) };
+        if tokens > held.tokens {
+            return malformed(format!("{tokens} positions are more than the {} that are cached", held.tokens));
+        }
+        if tokens == 0 || !tokens.is_multiple_of(PAGE_TOKENS) {
+            return malformed(format!("{tokens} positions are no whole pages"));
+        }
+        if self.sequences.contains_key(&to) {
+            return malformed("it has begun already".to_owned());
+        }
+        let pages = held.pages[..pages_for(tokens)].to_vec();
+        for page in &pages {
+            if let Some(holders) = self.holders.get_mut(*page as usize) {
+                *holders = holders.saturating_add(1);
+            }
+        }
+        self.sequences.insert(to, Held { pages, tokens });
+        Ok(())
+    }
+
     /// Gives a sequence's pages back.
     pub(super) fn free(&mut self, sequence: SequenceId) {
         if let Some(held) = self.sequences.remove(&sequence) {
-            self.free.extend(held.pages.into_iter().rev());
+            for page in held.pages.into_iter().rev() {
+                self.give_back(page);
+            }
         }
     }
 }
@@ -151,11 +205,15 @@ mod tests {
         }
     }
 
-    /// No page is in two places, and none is lost.
+    /// Every page is free or has as many holders as it says, and none is lost.
     fn check(book: &PageBook) {
-        let mut all: Vec<u32> = book.free.iter().chain(book.sequences.values().flat_map(|held| &held.pages)).copied().collect();
-        all.sort_unstable();
-        assert_eq!(all, (0..book.total as u32).collect::<Vec<_>>());
+        let mut counted = vec![0; book.holders.len()];
+        book.sequences.values().flat_map(|held| &held.pages).for_each(|page| counted[*page as usize] += 1);
+        assert_eq!(counted, book.holders);
+        let mut free = book.free.clone();
+        free.sort_unstable();
+        let unheld = (0..).zip(&counted).filter(|(_, holders)| **holders == 0).map(|(page, _)| page);
+        assert_eq!(free, unheld.collect::<Vec<u32>>());
         for held in book.sequences.values() {
             assert_eq!(held.pages.len(), pages_for(held.tokens));
         }
@@ -199,6 +257,42 @@ mod tests {
     }
 
     #[test]
+    fn shared_pages_are_held_until_the_last_one_goes_and_never_written() {
+        let mut book = PageBook::new(5);
+        let first = step(&mut book, &rows(1, 0..70)).unwrap();
+        book.share(SequenceId(1), SequenceId(2), 64).unwrap();
+        assert_eq!(book.pages(), (5, 2));
+        let second = step(&mut book, &rows(2, 64..66)).unwrap();
+        let pages = |batch: &Batch| [0, 32, 64].map(|position| batch.runs()[0].page(position));
+        assert_eq!(pages(&first)[..2], pages(&second)[..2]);
+        assert_ne!(pages(&first)[2], pages(&second)[2]);
+        // In the middle of a page that another one holds nothing can be written; at its beginning it is left to the other one.
+        assert!(matches!(step(&mut book, &rows(2, 40..41)), Err(StepError::Malformed(_))));
+        step(&mut book, &rows(2, 32..33)).unwrap();
+        assert_eq!(book.pages(), (5, 1));
+        check(&book);
+        book.free(SequenceId(1));
+        assert_eq!(book.pages(), (5, 3));
+        // Now it is alone.
+        step(&mut book, &rows(2, 5..6)).unwrap();
+        book.free(SequenceId(2));
+        assert_eq!(book.pages(), (5, 5));
+        check(&book);
+    }
+
+    #[test]
+    fn only_whole_pages_that_are_there_are_shared() {
+        let mut book = PageBook::new(4);
+        step(&mut book, &rows(1, 0..40)).unwrap();
+        step(&mut book, &rows(2, 0..1)).unwrap();
+        let before = book.clone();
+        for (from, to, tokens) in [(1, 3, 64), (1, 3, 40), (1, 3, 0), (1, 2, 32), (1, 1, 32), (9, 3, 32), (3, 4, 32)] {
+            assert!(matches!(book.share(SequenceId(from), SequenceId(to), tokens), Err(StepError::Malformed(_))), "{from} {to} {tokens}");
+        }
+        assert_eq!(book, before);
+    }
+
+    #[test]
     fn gaps_and_ends_are_refused() {
         let mut book = PageBook::new(100);
         assert!(matches!(step(&mut book, &rows(1, 1..2)), Err(StepError::Malformed(_))));
@@ -214,11 +308,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_are_never_lost_or_shared(operations in proptest::collection::vec((0..4u32, 0..120usize, 0..70usize, any::<bool>()), 1..60)) {
+        fn pages_are_never_lost(operations in proptest::collection::vec((0..4u32, 0..120usize, 0..70usize, any::<bool>()), 1..60)) {
             let mut book = PageBook::new(9);
             for (sequence, start, count, free) in operations {
                 if free && count < 10 {
                     book.free(SequenceId(sequence));
+                } else if free && count < 30 {
+                    let _ = book.share(SequenceId(sequence), SequenceId(count as u32 % 4), start / PAGE_TOKENS * PAGE_TOKENS);
                 } else {
                     let cached = book.sequences.get(&SequenceId(sequence)).map_or(0, |held| held.tokens);
                     let start = start.min(cached);

@@ -26,7 +26,8 @@ pub struct Row {
     /// Whose.
     pub sequence: SequenceId,
     /// Its place in the sequence, from zero. Rows of a sequence come in order, without gaps, each one past what the
-    /// stage has cached; or back at an earlier position, which forgets what was cached from there on.
+    /// stage has cached; or back at an earlier position, which forgets what was cached from there on (not in the middle of a page
+    /// that is [shared](Stage::share)).
     pub position: u32,
     /// The token. Only the first stage looks at it.
     pub token: u32,
@@ -106,7 +107,14 @@ pub trait Stage: Send {
     /// [`StepError`]; nothing was changed then, unless the device failed.
     fn step(&mut self, rows: &[Row], input: Input<'_>, output: &mut [f32]) -> Result<(), StepError>;
 
-    /// Forgets a sequence and gives its pages back. Unknown ones are ignored.
+    /// Lets `to`, a new sequence, begin with the first `tokens` positions of `from`, without running them: both hold the same pages, which
+    /// nobody writes to any more. `tokens` are whole pages.
+    ///
+    /// # Errors
+    /// [`StepError::Malformed`] if `from` has not that many, `to` has begun already, or these are no whole pages; nothing was changed then.
+    fn share(&mut self, from: SequenceId, to: SequenceId, tokens: usize) -> Result<(), StepError>;
+
+    /// Forgets a sequence and gives its pages back, as far as no other sequence holds them. Unknown ones are ignored.
     fn free(&mut self, sequence: SequenceId);
 
     /// Tokens of one KV page.

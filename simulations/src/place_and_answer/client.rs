@@ -160,7 +160,11 @@ impl Client {
         let node = &self.life.node;
         let (prompt, sampling, most, patience) = {
             let mut chance = lock(&self.chance);
-            let prompt: Vec<u32> = (0..chance.between(1, 40)).map(|_| u32::try_from(chance.below(256)).unwrap_or(0)).collect();
+            // Two in three begin like others do, so that pages are shared.
+            let family = chance.below(3);
+            let word = |chance: &mut Chance, place| if family < 2 && place < 33 { family * 100 + place } else { chance.below(256) };
+            let length = chance.between(1, 40);
+            let prompt: Vec<u32> = (0..length).map(|place| u32::try_from(word(&mut chance, place)).unwrap_or(0)).collect();
             let temperature = if chance.percent(50) { 0.0 } else { 1.0 };
             let sampling = SamplingParams { temperature, seed: chance.below(1 << 40), ..SamplingParams::default() };
             let most = u32::try_from(chance.between(1, 48)).unwrap_or(1);
@@ -182,6 +186,8 @@ impl Client {
             ignore_end: false,
             unread: Unread::Cancel,
             shape: String::new(),
+            client: shoal_actors::request::Client::default(),
+            priority: shoal_actors::request::Priority::Normal,
         };
         let open = OpenRequest { number: node.number, life: self.life.life, since: self.stage.cluster.world.now() };
         lock(&self.stage.served).open.insert(id, open);

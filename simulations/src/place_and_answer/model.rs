@@ -8,7 +8,7 @@ use shoal_actors::card::ModelCard;
 use shoal_actors::env::Compute;
 use shoal_actors::env::stage::{Row, SequenceId, StageOptions, StageSpec};
 use shoal_actors::stage::machine::StageMachine;
-use shoal_actors::stage::message::{Open, Step, Tokens};
+use shoal_actors::stage::message::{Change, Open, Step, Tokens};
 
 use crate::compute::{SimCompute, desktop};
 
@@ -64,8 +64,9 @@ pub(super) fn alone(
     let stage = compute(false).load(Path::new("toy"), &spec, &options).map_err(|error| error.to_string())?;
     let mut machine = StageMachine::new(stage, CONTEXT as usize, 1);
     let (sequence, mut said) = (SequenceId(0), Vec::new());
-    let open = Open { sequence: 0, prompt_tokens: u32::try_from(prompt.len()).unwrap_or(u32::MAX), sampling: sampling.clone() };
-    let mut step = Step { step: 0, opens: vec![open], frees: Vec::new(), rows: Vec::new() };
+    let open =
+        Open { sequence: 0, prompt_tokens: u32::try_from(prompt.len()).unwrap_or(u32::MAX), sampling: sampling.clone(), shared: None };
+    let mut step = Step { step: 0, changes: vec![Change::Open(open)], rows: Vec::new() };
     let mut tokens = prompt.to_vec();
     let (mut message, mut out) = (Vec::new(), Vec::new());
     while said.len() < most as usize {
@@ -83,7 +84,7 @@ pub(super) fn alone(
         let Some(next) = answer.tokens.first().map(|token| token.token).filter(|token| !ends.contains(token)) else { break };
         said.push(next);
         tokens.push(next);
-        step = Step { step: step.step + 1, opens: Vec::new(), frees: Vec::new(), rows: Vec::new() };
+        step = Step { step: step.step + 1, changes: Vec::new(), rows: Vec::new() };
     }
     Ok(said)
 }

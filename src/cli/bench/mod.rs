@@ -3,6 +3,7 @@
 mod link;
 mod model;
 mod plot;
+mod serve;
 
 use clap::Subcommand;
 
@@ -14,6 +15,8 @@ pub(crate) enum Bench {
     Model(model::BenchModel),
     /// Latency and bandwidth of tensor links, to another node or between two processes of this machine
     Link(link::BenchLink),
+    /// How a model serves several clients at once: throughput, time to the first token, gaps while a long prompt is read
+    Serve(serve::BenchServe),
     /// The other process of `shoal bench link --local`
     #[command(hide = true)]
     Answer,
@@ -24,6 +27,7 @@ impl Bench {
         match self {
             Self::Model(command) => command.run().await,
             Self::Link(command) => command.run().await,
+            Self::Serve(command) => command.run().await,
             Self::Answer => link::answer().await,
         }
     }

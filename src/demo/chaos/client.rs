@@ -48,6 +48,8 @@ impl Heard {
         self.last = id;
         if let Some(usage) = data.get("usage").filter(|usage| usage.is_object()) {
             self.usage = usage.clone();
+            // How much of a prompt was there already depends on what ran before.
+            self.usage.as_object_mut().and_then(|usage| usage.remove("prompt_tokens_details"));
         }
         let Some(choice) = data.pointer("/choices/0") else { return Ok(()) };
         self.text.push_str(choice.pointer("/delta/content").and_then(Value::as_str).unwrap_or_default());

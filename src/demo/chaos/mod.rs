@@ -83,7 +83,7 @@ fn questions(plan: &ChaosPlan) -> Vec<Value> {
 /// What each node lends: enough for a good half of the model, so that it is on several nodes at all times and on the rest when one
 /// dies.
 async fn memory(plan: &ChaosPlan, model: &LocalModel) -> Result<u64, Failure> {
-    let mut planner = Crew::new(CrewPlan { nodes: 2, models: plan.models.clone(), memory: None })?;
+    let mut planner = Crew::new(CrewPlan { nodes: 2, models: plan.models.clone(), memory: None, threads: 1 })?;
     let planned = async {
         planner.start().await?;
         planner.meet(MEET_TIMEOUT, Some(&model.sha256)).await?;
@@ -140,7 +140,7 @@ async fn whole(crew: &Crew) -> Result<Instance, Failure> {
 pub(super) async fn play(plan: &ChaosPlan, model: &LocalModel, show: &Show, crew: &mut Option<Crew>) -> Result<Tally, Failure> {
     let memory = memory(plan, model).await?;
     show.step(&format!("starting {} node processes that lend {} each", plan.nodes, crate::cli::size_text(memory)));
-    let crew = crew.insert(Crew::new(CrewPlan { nodes: plan.nodes, models: plan.models.clone(), memory: Some(memory) })?);
+    let crew = crew.insert(Crew::new(CrewPlan { nodes: plan.nodes, models: plan.models.clone(), memory: Some(memory), threads: 1 })?);
     crew.start().await?;
     show.nodes(crew);
     crew.meet(MEET_TIMEOUT, Some(&model.sha256)).await?;

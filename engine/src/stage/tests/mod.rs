@@ -182,6 +182,35 @@ fn a_sequence_goes_back_and_on_as_if_nothing_had_been() {
 }
 
 #[test]
+fn what_is_shared_is_what_would_be_computed() {
+    for gguf in models() {
+        let (first, other) = (tokens(80, 13), tokens(80, 14));
+        let mixed: Vec<u32> = first[..64].iter().chain(&other[64..]).copied().collect();
+        let expected = [&first, &mixed].map(|tokens| run(&mut [whole(&gguf, 1)], &rows(0, tokens, 0..80)));
+        let mut stages: Vec<Box<dyn Stage>> =
+            [0..1, 1..4].map(|layers| load(&gguf, &StageSpec { layers }, &options(2)).unwrap()).into_iter().collect();
+        let all = stages[0].pages().0;
+        run(&mut stages, &rows(0, &first, 0..66));
+        for stage in &mut stages {
+            // One page, two pages, and two again from the second one's.
+            stage.share(SequenceId(0), SequenceId(1), 32).unwrap();
+            stage.share(SequenceId(0), SequenceId(2), 64).unwrap();
+            stage.share(SequenceId(2), SequenceId(3), 64).unwrap();
+            assert_eq!(stage.pages(), (stage.pages().0, stage.pages().0 - 3));
+        }
+        // All go on in one step, beside the first one; the second one not before that is gone.
+        let step = [rows(0, &first, 66..80), rows(2, &mixed, 64..80), rows(3, &first, 64..80)].concat();
+        let found = run(&mut stages, &step);
+        assert_eq!(found, [&expected[0][66..], &expected[1][64..], &expected[0][64..]].concat());
+        stages.iter_mut().for_each(|stage| [0, 2].into_iter().for_each(|gone| stage.free(SequenceId(gone))));
+        assert_eq!(run(&mut stages, &rows(1, &mixed, 32..80)), expected[1][32..]);
+        assert_eq!(run(&mut stages, &rows(3, &first, 79..80)), expected[0][79..]);
+        stages.iter_mut().for_each(|stage| [1, 3].into_iter().for_each(|gone| stage.free(SequenceId(gone))));
+        assert_eq!(stages[0].pages(), (all, all));
+    }
+}
+
+#[test]
 fn only_sampled_rows_give_logits() {
     let gguf = model::llama(None, true);
     let tokens = tokens(12, 10);
