@@ -217,6 +217,7 @@ fn card(number: u16, node: NodeId, incarnation: Incarnation, offered: u64, env: 
         instances: Vec::new(),
         addresses: Vec::new(),
         api: None,
+        leaving: false,
     }
 }
 

@@ -13,7 +13,8 @@ use super::assemble::{Ground, Order};
 use super::elsewhere::{Elsewhere, elsewhere};
 use super::files::LocalFiles;
 use super::instance::{InstanceState, InstanceSummary};
-use super::journal::{self, JournalStore};
+use super::journal::JournalStore;
+use super::leaving::{Leavings, serve_leaving};
 use super::succession::{Heir, succeed};
 use crate::card::ModelCard;
 use crate::catalog::{Catalog, LocalModel};
@@ -209,6 +210,8 @@ pub enum PlacementMsg {
     /// An instance whose conductor is gone was taken over.
     #[doc(hidden)]
     Heir(Box<Heir>),
+    /// A node that leaves asks for something.
+    Leaving(Inbound<Leavings>),
     /// This node does not hold a lease any more; the text says why.
     LeaseLost(LeaseId, String),
     /// Take everything down; answered when it is.
@@ -228,6 +231,12 @@ impl From<Inbound<Placement>> for PlacementMsg {
     }
 }
 
+impl From<Inbound<Leavings>> for PlacementMsg {
+    fn from(call: Inbound<Leavings>) -> Self {
+        Self::Leaving(call)
+    }
+}
+
 impl From<Inbound<StageNotices>> for PlacementMsg {
     fn from(notice: Inbound<StageNotices>) -> Self {
         Self::Notice(notice.request)
@@ -243,6 +252,7 @@ impl fmt::Debug for PlacementMsg {
             Self::Notice(_) => "Notice",
             Self::Gone { .. } => "Gone",
             Self::Heir(_) => "Heir",
+            Self::Leaving(_) => "Leaving",
             Self::LeaseLost(..) => "LeaseLost",
             Self::Stop(_) => "Stop",
         })
@@ -416,9 +426,7 @@ impl PlacementState {
         let instance = InstanceId::random(&*ground.env.rng);
         self.last_counter += 1;
         let term = Term { counter: self.last_counter, node: ground.node };
-        let holders: Vec<NodeId> = plan.nodes().collect();
-        let view = self.arguments.ground.membership.view();
-        let members = journal::members(&holders, std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node)));
+        let members = ground.members(plan.nodes());
         let goal = Goal { sha256: Some(model.sha256.clone()), only_on_disk: true, ..goal };
         let order = Order { instance, term, epoch: PlanEpoch(0), model, card, goal, plan, members };
         let arguments = ConductorArguments { ground: ground.clone(), order, begin: Begin::anew(), state: self.sink(instance, term) };
@@ -518,7 +526,8 @@ fn plans(ground: &Ground, model: &LocalModel, card: &ModelCard, mut goal: Goal) 
     // Every stage reads its own tensors from its own disk.
     goal.only_on_disk = true;
     goal.context_tokens = goal.context_tokens.min(card.context_tokens);
-    let (cards, links) = (ground.cards(model), (ground.links)());
+    let (mut cards, links) = (ground.cards(model), (ground.links)());
+    cards.retain(|card| !card.leaving);
     let mut plans = plan(&PlanRequest { cards: &cards, links: &links, model: card, goal: &goal })?;
     plans.truncate(PLANS_MAX);
     Ok(plans)
@@ -558,6 +567,11 @@ impl Actor for PlacementActor {
                 succeed(&state.arguments.ground, node, move |heir| drop(me.cast(PlacementMsg::Heir(Box::new(heir)))));
             }
             PlacementMsg::Heir(heir) => state.heir(*heir).await,
+            PlacementMsg::Leaving(call) => {
+                let me = state.me.clone();
+                let conductor = |instance| state.instances.get(&instance).map(|held| held.conductor.clone());
+                serve_leaving(&state.arguments.ground, call, conductor, move |heir| drop(me.cast(PlacementMsg::Heir(Box::new(heir)))));
+            }
             PlacementMsg::LeaseLost(lease, reason) => state.tell(|| ConductorMsg::LeaseLost(lease, reason.clone())),
             PlacementMsg::Stop(done) => state.stop(done),
         }
