@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use shoal_actors::card::{NodeCard, WIRE_VERSION};
+use shoal_actors::conductor::Drain;
 use shoal_actors::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
 use shoal_actors::env::{Env, NetworkConfig};
 use shoal_actors::ids::{Incarnation, NodeId};
@@ -181,6 +182,17 @@ impl SimNode {
             root,
             ending,
         })
+    }
+
+    /// What gives away what this node has.
+    pub fn drain(&self) -> Drain {
+        Drain {
+            node: self.id,
+            clock: Arc::clone(&self.env.clock),
+            services: self.services.clone(),
+            membership: self.membership.clone(),
+            leases: self.leases.clone(),
+        }
     }
 
     /// Ends the node where it stands: no actor handles another message, no task goes on. The exchange has to be told

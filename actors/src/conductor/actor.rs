@@ -12,8 +12,9 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use super::assemble::{Assembled, Cancel, Ground, Order, Paid, assemble, take_down};
 use super::instance::{InstanceState, InstanceSummary};
 use super::journal::{self, Journal, JournalEntry, JournalRequest};
-use super::recover::{Recovered, Standing, recover, tell_owners};
 use super::leaving::Vacated;
+use super::moves;
+use super::recover::{Recovered, Standing, recover, tell_owners};
 use super::succession::{Heir, describe};
 use crate::env::{Instant, TextModel};
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
@@ -194,6 +195,12 @@ pub struct ConductorState {
     planned: bool,
     /// The instance is being handed to another node.
     handing: bool,
+    /// When it ends it is still wanted: it only fits nowhere.
+    waits: bool,
+    /// Since when the pipeline stands as it is.
+    stood_since: Option<Instant>,
+    /// What a better plan was last looked for in.
+    considered: Option<moves::Standing>,
 }
 
 /// What an instance remembers that was made whole without some of its holders: they may only have been cut off, and have gone on with
@@ -288,6 +295,7 @@ impl ConductorState {
         }
         let running = Running { scheduler, plan: order.plan.clone(), forked: self.fork.is_some() };
         (self.arguments.state)(InstanceState::Ready, Some(running));
+        self.stood_since = Some(self.arguments.ground.env.clock.now());
         // What came while it was put together.
         let lost = std::mem::take(&mut self.lost);
         if let Some(lease) = lost.into_iter().find(|lease| self.holds(*lease)) {
@@ -363,6 +371,7 @@ impl ConductorState {
             Err(reason) => {
                 // By now it is known who is gone, which says more than who noticed.
                 let cause = self.gone_holder().unwrap_or(cause);
+                self.waits = true;
                 self.give_up(format!("{cause}, and the model could not be placed on the nodes that are left: {reason}")).await
             }
         }
@@ -417,6 +426,7 @@ impl ConductorState {
             }
         }
         self.move_on();
+        self.consider();
         self.look_soon();
     }
 
@@ -528,7 +538,8 @@ impl ConductorState {
         for node in watched(order) {
             ground.membership.unwatch(node);
         }
-        (self.arguments.state)(InstanceState::Failed(reason), None);
+        let state = if self.waits { InstanceState::Waiting(reason) } else { InstanceState::Failed(reason) };
+        (self.arguments.state)(state, None);
         self.unloaded();
     }
 
@@ -620,6 +631,9 @@ impl Actor for Conductor {
             left: None,
             planned: false,
             handing: false,
+            waits: false,
+            stood_since: None,
+            considered: None,
         };
         state.look_soon();
         Ok(state)

@@ -55,6 +55,8 @@ pub struct Ground {
     pub journal: Arc<Mutex<JournalStore>>,
     /// Finds a model on this node's disk by its hash. May take a while.
     pub models: FindModel,
+    /// How long a pipeline has stood at least before it goes over to a plan that is only better.
+    pub replan_after: Duration,
 }
 
 impl Ground {
@@ -365,12 +367,7 @@ pub(super) async fn load(
     Ok(loaded)
 }
 
-async fn build(
-    ground: &Ground,
-    order: &Order,
-    leases: &[Vec<LeaseUse>],
-    text: Option<Arc<dyn TextModel>>,
-) -> Result<Built, Failure> {
+async fn build(ground: &Ground, order: &Order, leases: &[Vec<LeaseUse>], text: Option<Arc<dyn TextModel>>) -> Result<Built, Failure> {
     let stages = order.plan.stages.len();
     let rows_max = order.plan.rows_max;
     let token_bytes = u32::try_from(Tokens::bytes_max(rows_max.max(SEQUENCES_MAX) as usize)).unwrap_or(u32::MAX);

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use super::actor::ConductorMsg;
 use super::assemble::Ground;
-use super::instance::InstanceState;
 use super::journal::InstanceRecord;
 use super::succession::{Heir, take_over_from};
 use crate::env::{Clock, Instant};
@@ -171,9 +170,8 @@ impl Drain {
             _ => None,
         });
         let mut left: BTreeMap<InstanceId, NodeId> = lent.collect();
-        let goes = |state: &InstanceState| matches!(state, InstanceState::Stopping(_) | InstanceState::Failed(_));
         let own = view.card(self.node).map(|card| card.instances.clone()).unwrap_or_default();
-        left.extend(own.iter().filter(|own| own.term.node == self.node && !goes(&own.state)).map(|own| (own.instance, self.node)));
+        left.extend(own.iter().filter(|own| own.term.node == self.node && !own.state.is_gone()).map(|own| (own.instance, self.node)));
         left
     }
 

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::assemble::{Cancel, Failure, Ground, Order, Paid, lease, load};
-use crate::card::NodeCard;
+use crate::card::{DeviceKind, NodeCard};
 use crate::ids::{NodeId, PlanEpoch};
 use crate::lease::LeaseUse;
-use crate::plan::{Goal, Plan, PlanRequest, Repair, plan, repair};
+use crate::plan::{Goal, LinkMatrix, Plan, PlanRequest, Repair, plan, repair};
 
 /// What can be done about stages that are to go elsewhere.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,6 +66,49 @@ pub(super) fn room(ground: &Ground, order: &Order, moved: &BTreeSet<usize>, with
     }
 }
 
+/// How many times as fast as the plan that runs another one has to be, in decoding, to be worth going over to.
+const WORTH: f64 = 1.25;
+
+/// What planning depends on: memory, speed and disk of those who stay.
+pub(super) type Standing = Vec<(NodeId, u64, u64, bool)>;
+
+/// What another plan would be made from now.
+pub(super) fn standing(ground: &Ground, order: &Order) -> Standing {
+    let speed = |card: &NodeCard| card.devices.first().map_or(0, |device| device.read_bytes_per_second.to_bits());
+    let has = |card: &NodeCard| card.models.iter().any(|model| model.sha256 == order.model.sha256);
+    let cards = ground.cards(&order.model);
+    cards.iter().filter(|card| !card.leaving).map(|card| (card.node, card.memory_free_bytes, speed(card), has(card))).collect()
+}
+
+/// A plan that is worth going over to from the one that runs, beside which there is room for its new stages, if there is one. It is on
+/// the same kinds of processors, because only those give the same tokens.
+pub(super) fn better(ground: &Ground, order: &Order) -> Option<Repair> {
+    let (all, links) = (ground.cards(&order.model), (ground.links)());
+    let kind = |card: &NodeCard| card.devices.first().map(|device| device.kind);
+    let kinds: Vec<Option<DeviceKind>> =
+        order.plan.nodes().filter_map(|node| all.iter().find(|card| card.node == node)).map(kind).collect();
+    let cards: Vec<NodeCard> = all.into_iter().filter(|card| !card.leaving && kinds.contains(&kind(card))).collect();
+    let goal = Goal { nodes_min: order.goal.nodes_min, pinned: order.goal.pinned.clone(), ..goal(order, &BTreeSet::new()) };
+    better_among(&cards, &links, order, &goal)
+}
+
+fn better_among(cards: &[NodeCard], links: &LinkMatrix, order: &Order, goal: &Goal) -> Option<Repair> {
+    let request = |cards| PlanRequest { cards, links, model: &order.card, goal };
+    // As it is predicted from what is known now, which may be another number than when it was made.
+    let now = repair(&request(cards), &order.plan, &BTreeSet::new())?.plan.predicted.decode_tok_s;
+    let plans = plan(&request(&given_back(cards, &order.plan))).ok()?;
+    plans.into_iter().filter(|plan| plan.predicted.decode_tok_s >= now * WORTH).find_map(|plan| {
+        let kept = same_stages(&order.plan, &plan);
+        let mut free: BTreeMap<NodeId, u64> = cards.iter().map(|card| (card.node, card.memory_free_bytes)).collect();
+        let mut new = plan.stages.iter().zip(&kept).filter(|(_, kept)| kept.is_none());
+        let fits = new.all(|(stage, _)| {
+            let left = free.get(&stage.node).and_then(|free| free.checked_sub(stage.memory.total()));
+            left.is_some_and(|left| free.insert(stage.node, left).is_some())
+        });
+        fits.then_some(Repair { plan, kept })
+    })
+}
+
 /// An arrangement that stands ready, and is not linked.
 #[derive(Clone)]
 pub(super) struct Prepared {
@@ -119,7 +162,6 @@ pub(super) fn same_stages(now: &Plan, then: &Plan) -> Vec<Option<usize>> {
         places.insert((stage.node, stage.layers.start, stage.layers.end), index);
     }
     let same = |index: &usize, memory| now.stages.get(*index).is_some_and(|stage| stage.memory == memory);
-    let place = |stage: &crate::plan::StagePlan| places.remove(&(stage.node, stage.layers.start, stage.layers.end));
-    let mut place = place;
+    let mut place = |stage: &crate::plan::StagePlan| places.remove(&(stage.node, stage.layers.start, stage.layers.end));
     then.stages.iter().map(|stage| place(stage).filter(|index| same(index, stage.memory))).collect()
 }

@@ -331,8 +331,13 @@ impl Node {
         });
         let local = sha256.map(|hash| (self.0.node, hash.to_owned()));
         let weight = |(node, hash): &(NodeId, String)| *blake3::hash(&[hash.as_bytes(), &node.0].concat()).as_bytes();
+        // Where the model waits for room it is known what it is wanted for.
+        let waits = |(node, hash): &(NodeId, String)| {
+            let waits = |known: &InstanceSummary| matches!(known.state, InstanceState::Waiting(_)) && known.sha256 == *hash;
+            view.card(*node).is_some_and(|card| card.instances.iter().any(waits))
+        };
         // A file outside the models folder is in nobody's card, so this node has to place it.
-        having.max_by_key(weight).or(local)
+        having.max_by_key(|found| (waits(found), weight(found))).or(local)
     }
 
     fn unknown(&self, model: &str) -> NodeError {
@@ -407,6 +412,22 @@ impl Node {
     /// If no node has it, it fits nowhere, or a node cannot load its layers; the text says what is missing.
     pub fn load<'a>(&'a self, model: &'a str, goal: Goal, replica: bool) -> BoxFuture<'a, Result<InstanceSummary, NodeError>> {
         Box::pin(self.instance(model, goal, if replica { Reuse::Never } else { Reuse::Fitting }))
+    }
+
+    /// As [`Node::load`], but a model that fits nowhere waits until there is room for it, in the state
+    /// [`InstanceState::Waiting`]: that resolves at once. It is then placed by itself; [`Node::unload`] takes the wish back.
+    ///
+    /// # Errors
+    /// If no node has it, or it can never be placed as the goal says.
+    pub fn want<'a>(&'a self, model: &'a str, goal: Goal) -> BoxFuture<'a, Result<InstanceSummary, NodeError>> {
+        Box::pin(async move {
+            let found = self.find(model).await?;
+            let request = PlacementRequest::Want { model: found.asked.clone(), goal };
+            match self.ask(model, &found, request, LOAD_TIMEOUT).await? {
+                PlacementReply::Ready(summary) | PlacementReply::Waiting(summary) => Ok(*summary),
+                _ => Err(other_question()),
+            }
+        })
     }
 
     async fn instance(&self, model: &str, goal: Goal, reuse: Reuse) -> Result<InstanceSummary, NodeError> {

@@ -54,6 +54,7 @@ pub(super) struct Settings {
     pub(super) beacon: Option<Arc<dyn Beacon>>,
     pub(super) catalog: CatalogSettings,
     pub(super) http: Arc<dyn Http>,
+    pub(super) replan_after: Duration,
     pub(super) lock: Option<FolderLock>,
 }
 
@@ -225,6 +226,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
             links: Arc::new(move || crate::conductor::links(&measured.links())),
             journal,
             models: Arc::new(move |sha256| known.model(&store, sha256)),
+            replan_after: settings.replan_after,
         },
         catalog: catalog.clone(),
         files,

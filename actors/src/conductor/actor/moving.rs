@@ -8,7 +8,7 @@ use super::super::assemble::{Cancel, Ground, Order, drop_stages};
 use super::super::instance::InstanceState;
 use super::super::journal::{InstanceRecord, Journal, JournalEntry, JournalRequest};
 use super::super::leaving::{LeavingRefusal, LeavingRequest, Leavings, Vacated};
-use super::super::moves::{Prepared, Room, prepare, room};
+use super::super::moves::{Prepared, Room, better, prepare, room, standing};
 use super::super::recover::{Standing, lose, recover, tell_owners};
 use super::super::succession::describe;
 use super::{ConductorMsg, ConductorState, Whole, watched};
@@ -129,6 +129,26 @@ impl ConductorState {
         }
     }
 
+    /// Goes over to a better plan if there is one by now. It is looked for when what the nodes have has changed, and not soon after the
+    /// pipeline was made.
+    pub(super) fn consider(&mut self) {
+        let ground = &self.arguments.ground;
+        let stood = self.stood_since.is_some_and(|since| ground.env.clock.now().since(since) >= ground.replan_after);
+        if !stood || !self.vacates.is_empty() || !self.is_settled() {
+            return;
+        }
+        let now = standing(ground, &self.arguments.order);
+        if self.considered.as_ref() == Some(&now) {
+            return;
+        }
+        let found = better(ground, &self.arguments.order);
+        self.considered = Some(now);
+        if let Some(to) = found {
+            let tok_s = to.plan.predicted.decode_tok_s;
+            self.start_moving(to, format!("other nodes are predicted to make {tok_s:.1} tokens a second of it"));
+        }
+    }
+
     /// Tells those who leave that nothing moves.
     fn refuse_to_move(&mut self, reason: String) {
         let reason = format!("{} stays here: {reason}", self.arguments.order.model.name);
@@ -173,6 +193,7 @@ impl ConductorState {
             Ok(prepared) => prepared,
             Err(reason) => {
                 tracing::info!(target: "shoal::conductor", model = %self.arguments.order.model.name, %reason, "layers were not moved");
+                self.stood_since = Some(self.arguments.ground.env.clock.now());
                 return self.refuse_to_move(reason);
             }
         };
