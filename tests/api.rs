@@ -28,7 +28,7 @@ impl Quiet {
             let api = Api::bind(local).await.expect("a port");
             let node = Node::builder().in_memory().mdns(false).beacon(false).listen(vec![local]).tensor_listen(vec![local]).threads(1);
             let node = node.memory(1 << 26).models(settings).start().await.expect("starts");
-            let serving = api.serve(node.clone(), || {});
+            let serving = api.serve(node.clone(), |asked| asked.unwrap_or_default());
             (node, serving)
         });
         Self { node, serving, runtime, models }

@@ -5,7 +5,7 @@ mod common;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use shoal::{CatalogSettings, ClusterKey, GenerateOptions, Goal, Node, Piece, Prompt, SamplingParams};
+use shoal::{CatalogSettings, ClusterKey, GenerateOptions, Goal, InstanceState, Node, Piece, Prompt, SamplingParams};
 
 const TOKENS: u32 = 64;
 
@@ -37,7 +37,8 @@ async fn start(models: &Path, name: &str, key: &ClusterKey, peers: Vec<SocketAdd
     settings.root = models.to_owned();
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let builder = Node::builder().in_memory().name(name).models(settings).listen(vec![any]).tensor_listen(vec![any]).peers(peers);
-    builder.cluster_key(key.clone()).mdns(false).beacon(false).threads(1).memory(256 << 20).start().await.expect("starts")
+    let builder = builder.cluster_key(key.clone()).mdns(false).beacon(false).threads(1).memory(256 << 20);
+    builder.replan_after(std::time::Duration::from_millis(500)).start().await.expect("starts")
 }
 
 /// Waits until every node sees `count` that have the model on disk.
@@ -124,4 +125,74 @@ async fn one_two_and_three_nodes_say_the_same() {
             assert_eq!(a, b, "answer {number} to {:?} differs on {count} nodes", PROMPTS[number / 2]);
         }
     }
+}
+
+/// Has a node say that it is on a machine of its own, which reads and multiplies so fast.
+fn claim(node: &Node, host: u128, speed: f64) {
+    node.membership().update_card(|card| {
+        card.host = host;
+        for device in &mut card.devices {
+            (device.read_bytes_per_second, device.multiply_adds_per_second) = (speed, speed);
+        }
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_go_on_when_their_model_moves_to_a_faster_node_that_joins() {
+    let root = tempfile::tempdir().expect("a folder");
+    let models = common::models_folder(root.path());
+    let key = ClusterKey::from_text(&format!("a faster node {}", std::process::id())).expect("long enough");
+    let slow = start(&models, "slow", &key, Vec::new()).await;
+    claim(&slow, 1, 1e6);
+    let sampled = SamplingParams { temperature: 0.9, top_p: 0.95, seed: 7, ..SamplingParams::default() };
+    let ask = |sampling: SamplingParams| {
+        let node = slow.clone();
+        async move {
+            let goal = Goal { context_tokens: 512, sequences: 4, ..Goal::default() };
+            let options = GenerateOptions {
+                sampling,
+                max_tokens: Some(300),
+                ignore_end: true,
+                goal,
+                ..GenerateOptions::new(Prompt::Text("Once upon a time".to_owned()))
+            };
+            let mut answer = node.generate(common::TINY, options).await.expect("is accepted");
+            let mut tokens = Vec::new();
+            while let Some(piece) = answer.next().await {
+                if let Piece::Token(token) = piece.expect("does not break") {
+                    tokens.push(token.token);
+                }
+            }
+            tokens
+        }
+    };
+    let before = [ask(SamplingParams::greedy()).await, ask(sampled.clone()).await];
+    assert_eq!(before[0].len(), 300);
+    let instance = slow.instances()[0].clone();
+    assert_eq!(instance.stages.iter().map(|stage| stage.node).collect::<Vec<_>>(), [slow.id()]);
+
+    let fast = start(&models, "fast", &key, slow.network().listening()).await;
+    claim(&fast, 2, 1e9);
+    let is_moved = || {
+        let instances = slow.instances();
+        instances.len() == 1
+            && instances[0].state == InstanceState::Ready
+            && instances[0].stages.iter().all(|stage| stage.node == fast.id())
+    };
+    let until = std::time::Instant::now() + common::PATIENCE;
+    let mut after_it = false;
+    // Those that run when it moves go on; so does one after it.
+    while !after_it {
+        assert!(std::time::Instant::now() < until, "it does not move: {:?}", slow.instances());
+        after_it = is_moved();
+        let (one, two) = tokio::join!(ask(SamplingParams::greedy()), ask(sampled.clone()));
+        assert!(before[0] == one && before[1] == two, "an answer has changed");
+    }
+    assert_eq!(slow.instances()[0].instance, instance.instance, "it is the same instance");
+    while slow.leases().totals.used > 0 {
+        assert!(std::time::Instant::now() < until, "something of it is left where it was: {:?}", slow.leases());
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    fast.leave().await;
+    slow.leave().await;
 }

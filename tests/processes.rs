@@ -107,12 +107,15 @@ fn nodes_find_each_other_share_a_model_and_any_of_them_answers() {
 
 /// Nodes that go only where they are told, each with so much memory if that is said.
 fn cluster(root: &std::path::Path, count: usize, memory: Option<u64>) -> Vec<NodeProcess> {
-    let key = key();
+    cluster_with(root, &key(), count, memory)
+}
+
+fn cluster_with(root: &std::path::Path, key: &str, count: usize, memory: Option<u64>) -> Vec<NodeProcess> {
     let mut nodes: Vec<NodeProcess> = Vec::new();
     for n in 1..=count {
         let name = format!("n{n}");
         let command = memory.map_or_else(|| up(root, &name), |bytes| up_lending(root, &name, bytes));
-        nodes.push(NodeProcess::start(direct(command, Some(&key), nodes.first())));
+        nodes.push(NodeProcess::start(direct(command, Some(key), nodes.first())));
     }
     wait_until_joined(&nodes.iter().collect::<Vec<_>>());
     nodes
@@ -196,6 +199,91 @@ fn a_killed_conductor_has_an_heir_and_the_answer_goes_on() {
     dies(true);
 }
 
+/// Has a node leave in the midst of an answer that another one reads.
+#[allow(clippy::print_stdout)]
+fn leaves(conductor_leaves: bool) {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let mut nodes = cluster(root.path(), 3, None);
+    let (conductor, holder) = load_on_two(&nodes);
+    let leaver = if conductor_leaves { conductor } else { holder };
+    let asked = (0..3).find(|place| *place != conductor && *place != holder).expect("three");
+    let api = nodes[asked].api().to_owned();
+    wait_until("the instance is known everywhere", || nodes[asked].state()["instances"][0]["state"] == "ready");
+    let undisturbed = stream(&api, &question(TINY, 450), |_| {});
+    assert!(undisturbed.done && undisturbed.token_ids.len() == 450, "{undisturbed:?}");
+
+    let gone = nodes[leaver].id().to_owned();
+    let leaver_api = nodes[leaver].api().to_owned();
+    let (mut at, mut longest, mut left) = (None, std::time::Duration::ZERO, None);
+    let answer = stream(&api, &question(TINY, 450), |tokens| {
+        if tokens >= 5 && at.is_none() {
+            left = Some(shoal().args(["leave", "--api", &leaver_api]).stdout(std::process::Stdio::piped()).spawn().expect("runs"));
+            at = Some(std::time::Instant::now());
+        } else if let Some(before) = &mut at {
+            longest = longest.max(before.elapsed());
+            *before = std::time::Instant::now();
+        }
+    });
+    println!("conductor: {conductor_leaves}; the longest pause after it was told to leave was {longest:?}");
+    assert!(answer.done && answer.error.is_none(), "{answer:?}");
+    assert_eq!(answer.token_ids, undisturbed.token_ids, "nothing is lost, said twice or said otherwise");
+    assert!(left.expect("told").wait().expect("ended").success());
+    let said = nodes[leaver].wait_for_end();
+    assert!(said.iter().all(|event| event["event"] != "stays"), "everything has moved: {said:?}");
+
+    let rest: Vec<&NodeProcess> = (0..3).filter(|place| *place != leaver).map(|place| &nodes[place]).collect();
+    wait_until("who is left knows one instance", || {
+        let state = rest[0].state();
+        let instances = state["instances"].as_array().cloned().unwrap_or_default();
+        let whole = |instance: &Value| instance["stages"].as_array().is_some_and(|all| all.iter().all(|s| s["node"] != gone.as_str()));
+        instances.len() == 1 && instances[0]["state"] == "ready" && instances[0]["conductor"] != gone.as_str() && whole(&instances[0])
+    });
+    let instance = rest[0].state()["instances"][0].clone();
+    assert_eq!(instance["term"], json!(if conductor_leaves { 2 } else { 1 }), "nobody had to die for it: {instance}");
+    let short = stream(&api, &question(TINY, 8), |_| {});
+    assert_eq!(short.token_ids, undisturbed.token_ids[..8], "{short:?}");
+    let (status, unloaded) = post(&api, "/v1/shoal/unload", &json!({"model": TINY}));
+    assert_eq!(status, 200, "{unloaded}");
+    for node in rest {
+        wait_until("its memory is free", || node.state()["lent"]["used_bytes"] == 0);
+    }
+}
+
+#[test]
+fn a_stage_moves_before_its_holder_leaves_and_the_answer_goes_on() {
+    leaves(false);
+}
+
+#[test]
+fn a_conductor_hands_over_before_it_leaves_and_the_answer_goes_on() {
+    leaves(true);
+}
+
+#[test]
+fn a_node_whose_model_fits_nowhere_else_says_so_and_finishes_its_answers() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let mut nodes = cluster(root.path(), 1, None);
+    let undisturbed = stream(nodes[0].api(), &question(TINY, 300), |_| {});
+    let api = nodes[0].api().to_owned();
+    let mut told = false;
+    let answer = stream(&api, &question(TINY, 300), |tokens| {
+        if tokens >= 5 && !std::mem::replace(&mut told, true) {
+            nodes[0].signal(Signal::TERM);
+            nodes[0].wait_for("leaving", |_| true);
+            let late = json!({"model": TINY, "messages": [{"role": "user", "content": "One more?"}]});
+            let (status, refused) = post(&api, "/v1/chat/completions", &late);
+            assert_eq!((status, &refused["error"]["code"]), (503, &json!("leaving")), "{refused}");
+        }
+    });
+    assert!(told && answer.done && answer.error.is_none(), "{answer:?}");
+    assert_eq!(answer.token_ids, undisturbed.token_ids);
+    let said = nodes[0].wait_for_end();
+    let stays = said.iter().find(|event| event["event"] == "stays").unwrap_or_else(|| panic!("it is said: {said:?}"));
+    assert!(stays["reason"].as_str().is_some_and(|reason| reason.contains(TINY)), "{stays}");
+}
+
 #[test]
 fn a_model_stays_usable_when_nobody_else_is_left() {
     for leaves in [false, true] {
@@ -272,7 +360,7 @@ fn a_question_is_answered_by_a_smaller_instance_where_the_usual_one_does_not_fit
 }
 
 #[test]
-fn a_stage_that_fits_nowhere_ends_the_answer_with_what_is_missing() {
+fn a_stage_that_fits_nowhere_ends_the_answer_with_what_is_missing_and_the_model_comes_back() {
     let root = tempfile::tempdir().expect("a folder");
     models_folder(root.path());
     // Half of the model and a little more: one node alone cannot hold it.
@@ -284,7 +372,8 @@ fn a_stage_that_fits_nowhere_ends_the_answer_with_what_is_missing() {
         assert_eq!(status, 200, "{plans}");
         plans["plans"][0]["stages"][0]["lease_bytes"].as_u64().expect("bytes") - 1
     };
-    let mut nodes = cluster(root.path(), 2, Some(memory));
+    let key = key();
+    let mut nodes = cluster_with(root.path(), &key, 2, Some(memory));
     let (conductor, victim) = load_on_two(&nodes);
     let api = nodes[conductor].api().to_owned();
     let mut killed = None;
@@ -300,6 +389,68 @@ fn a_stage_that_fits_nowhere_ends_the_answer_with_what_is_missing() {
     let text = error["message"].as_str().expect("words");
     assert!(text.contains(&format!("n{}", victim + 1)) && text.contains("memory"), "{text}");
     wait_until("its memory is free", || nodes[conductor].state()["lent"]["used_bytes"] == 0);
+
+    // It is wanted all the same, and says what it waits for.
+    wait_until("it waits", || nodes[conductor].state()["instances"][0]["state"] == "waiting");
+    let waiting = nodes[conductor].state()["instances"][0].clone();
+    assert!(waiting["reason"].as_str().is_some_and(|reason| reason.contains("free")), "{waiting}");
+    let mut wanted = goal(NODES);
+    wanted["context_tokens"] = json!(512);
+    let (status, refused) = post(&api, "/v1/shoal/load", &wanted);
+    assert_eq!((status, &refused["error"]["code"]), (503, &json!("not_placed")), "{refused}");
+    // When there is memory again nobody has to ask for it.
+    let third = NodeProcess::start(direct(up_lending(root.path(), "n3", memory), Some(&key), Some(&nodes[conductor])));
+    wait_until("it is placed again", || {
+        let state = nodes[conductor].state();
+        let instances = state["instances"].as_array().cloned().unwrap_or_default();
+        instances.len() == 1 && instances[0]["state"] == "ready"
+    });
+    let again = stream(&api, &question(TINY, 450), |_| {});
+    assert!(again.done && again.error.is_none(), "{again:?}");
+    assert_eq!(again.token_ids[..answer.token_ids.len()], answer.token_ids);
+    let (status, gone) = post(&api, "/v1/shoal/unload", &json!({"model": TINY}));
+    assert_eq!(status, 200, "{gone}");
+    for node in [&nodes[conductor], &third] {
+        wait_until("its memory is free", || node.state()["lent"]["used_bytes"] == 0 && node.state()["instances"] == json!([]));
+    }
+}
+
+#[test]
+fn a_model_that_is_asked_to_wait_uses_the_memory_of_a_node_that_joins() {
+    let root = tempfile::tempdir().expect("a folder");
+    models_folder(root.path());
+    let bytes = {
+        let node = NodeProcess::start(directed(root.path(), "planner", None, None));
+        let (status, plans) = post(node.api(), "/v1/shoal/plan", &json!({"model": TINY}));
+        assert_eq!(status, 200, "{plans}");
+        plans["plans"][0]["stages"][0]["lease_bytes"].as_u64().expect("bytes")
+    };
+    let key = key();
+    let first = NodeProcess::start(direct(up_lending(root.path(), "n1", bytes - 1), Some(&key), None));
+    let (status, refused) = post(first.api(), "/v1/shoal/load", &json!({"model": TINY}));
+    assert_eq!(status, 503, "whoever does not wait hears at once: {refused}");
+    assert_eq!(first.state()["instances"], json!([]));
+    // A wish can be taken back.
+    let wish = json!({"model": TINY, "wait": true});
+    for _ in 0..2 {
+        let (status, waiting) = post(first.api(), "/v1/shoal/load", &wish);
+        assert_eq!((status, &waiting["state"]), (202, &json!("waiting")), "{waiting}");
+        assert!(waiting["reason"].as_str().is_some_and(|reason| reason.contains("free")), "{waiting}");
+        wait_until("it is shown", || first.state()["instances"][0]["state"] == "waiting");
+        let (status, gone) = post(first.api(), "/v1/shoal/unload", &json!({"instance": waiting["id"]}));
+        assert_eq!(status, 200, "{gone}");
+        wait_until("it is shown no more", || first.state()["instances"] == json!([]));
+    }
+    let (status, waiting) = post(first.api(), "/v1/shoal/load", &wish);
+    assert_eq!(status, 202, "{waiting}");
+    let second = NodeProcess::start(direct(up_lending(root.path(), "n2", bytes), Some(&key), Some(&first)));
+    wait_until("it is placed", || {
+        let state = second.state();
+        let instances = state["instances"].as_array().cloned().unwrap_or_default();
+        instances.len() == 1 && instances[0]["state"] == "ready"
+    });
+    let answer = stream(second.api(), &question(TINY, 8), |_| {});
+    assert!(answer.done && answer.error.is_none(), "{answer:?}");
 }
 
 #[test]

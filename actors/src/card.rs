@@ -88,6 +88,8 @@ pub struct NodeCard {
     pub addresses: Vec<String>,
     /// Where the node's HTTP interface listens, if it has one.
     pub api: Option<String>,
+    /// Whether it is about to leave: it takes nothing new, and what it has moves away.
+    pub leaving: bool,
 }
 
 impl NodeCard {

@@ -25,5 +25,7 @@ pub(crate) const PLACEMENT: ServiceId = ServiceId::system(9);
 pub(crate) const LINK_BENCH: ServiceId = ServiceId::system(10);
 /// The way to memory that a node lends to programs, for [`crate::region`].
 pub(crate) const REGION_MEMORY: ServiceId = ServiceId::system(12);
+/// What a node that leaves asks of conductors and heirs, for [`crate::conductor`].
+pub(crate) const LEAVINGS: ServiceId = ServiceId::system(13);
 /// Hops that a node passes messages on for, for [`crate::stage`].
 pub(crate) const DETOURS: ServiceId = ServiceId::system(11);

@@ -20,6 +20,8 @@ const CUT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_sec
 /// Nodes that are always left running.
 const LEFT: usize = 2;
 
+/// How long a node that leaves may take for what it has.
+const LEAVING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(12));
 /// How long a node does nothing, and its clock goes on.
 const PAUSED: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(8));
 
@@ -40,6 +42,8 @@ pub(crate) trait Target: Clone + Send + Sync + 'static {
 pub(crate) struct Faults {
     /// Whether nodes are paused, as by a machine that is suspended.
     pub(crate) pauses: bool,
+    /// Whether nodes leave after giving away what they have.
+    pub(crate) leaves: bool,
 }
 
 /// Does harm for so long, and then mends everything.
@@ -54,6 +58,10 @@ pub(crate) async fn harm<T: Target>(stage: &T, time: Duration, faults: Faults) -
         world.sleep(0, chance.duration(PAUSE.0, PAUSE.1)).await;
         if faults.pauses && chance.percent(20) {
             pause(stage, &mut chance, end);
+            continue;
+        }
+        if faults.leaves && chance.percent(20) {
+            leave(stage, &mut chance, end);
             continue;
         }
         match chance.below(100) {
@@ -105,6 +113,55 @@ fn crash(stage: &impl Target, chance: &mut Chance, end: u64) {
             }
         }));
     });
+}
+
+/// Has a node leave: it gives away what it has, for so long at most, says good-bye and ends.
+fn leave(stage: &impl Target, chance: &mut Chance, end: u64) {
+    let live = stage.cluster().live();
+    let (time, down) = (until(stage, chance, LEAVING, end), until(stage, chance, DOWN, end));
+    if live.len() <= LEFT || time < LEAVING.0 {
+        return;
+    }
+    let Some(life) = chance.pick(&live).cloned() else { return };
+    let (number, world) = (life.node.number, stage.cluster().world.clone());
+    world.note(format!("node {number} leaves within {time:?}"));
+    let (drain, membership) = (life.node.drain(), life.node.membership.clone());
+    let clock = std::sync::Arc::clone(&life.node.env.clock);
+    let (done, gone) = tokio::sync::oneshot::channel();
+    let work = async move {
+        let left = drain.run(clock.now() + time).await;
+        membership.leave().await;
+        let _ = done.send(left.len());
+    };
+    life.node.env.spawner.task("leave", Box::pin(work));
+    let stage = stage.clone();
+    drop(tokio::spawn(async move {
+        // It may be paused, or crash.
+        let late = world.sleep(0, time + Duration::from_millis(500));
+        let left = match futures::future::select(gone, Box::pin(late)).await {
+            futures::future::Either::Left((Ok(left), _)) => Some(left),
+            _ => None,
+        };
+        if stage.cluster().running(number).is_none_or(|now| now.life != life.life) {
+            return;
+        }
+        world.note(format!("node {number} goes; {left:?} things have not moved"));
+        count(stage.counts(), left == Some(0));
+        stage.cluster().crash(number, Crash::Process);
+        world.sleep(0, down).await;
+        if let Err(error) = stage.start(number).await {
+            world.fail(error);
+        }
+    }));
+}
+
+fn count(counts: &Mutex<Counts>, all_moved: bool) {
+    let mut counts = lock(counts);
+    if all_moved {
+        counts.left += 1;
+    } else {
+        counts.left_early += 1;
+    }
 }
 
 fn pause(stage: &impl Target, chance: &mut Chance, end: u64) {

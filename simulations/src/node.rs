@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use shoal_actors::card::{NodeCard, WIRE_VERSION};
+use shoal_actors::conductor::Drain;
 use shoal_actors::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
 use shoal_actors::env::{Env, NetworkConfig};
 use shoal_actors::ids::{Incarnation, NodeId};
@@ -183,6 +184,17 @@ impl SimNode {
         })
     }
 
+    /// What gives away what this node has.
+    pub fn drain(&self) -> Drain {
+        Drain {
+            node: self.id,
+            clock: Arc::clone(&self.env.clock),
+            services: self.services.clone(),
+            membership: self.membership.clone(),
+            leases: self.leases.clone(),
+        }
+    }
+
     /// Ends the node where it stands: no actor handles another message, no task goes on. The exchange has to be told
     /// before ([`SimExchange::crash`](crate::network::SimExchange::crash)).
     pub fn crash(&self) {
@@ -217,6 +229,7 @@ fn card(number: u16, node: NodeId, incarnation: Incarnation, offered: u64, env: 
         instances: Vec::new(),
         addresses: Vec::new(),
         api: None,
+        leaving: false,
     }
 }
 

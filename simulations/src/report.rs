@@ -32,6 +32,10 @@ pub struct Counts {
     pub deaths_seen: u64,
     /// Nodes paused.
     pub pauses: u64,
+    /// Nodes that left, and gave away what they had before.
+    pub left: u64,
+    /// Nodes that left with something that had not moved.
+    pub left_early: u64,
     /// Models placed.
     pub placed: u64,
     /// Pipelines that broke and were made whole.
@@ -54,7 +58,7 @@ impl Counts {
     /// Adds another run's.
     pub fn add(&mut self, other: &Self) {
         let Self { granted, refused, abandoned, released, lost, claimed, claims_refused, crashes, cuts, severed, deaths_seen, .. } = other;
-        let Self { pauses, placed, recovered, inherited, not_placed, whole, broken_off, cancelled, tokens, .. } = other;
+        let Self { pauses, left, left_early, placed, recovered, inherited, not_placed, whole, broken_off, cancelled, tokens, .. } = other;
         self.granted += granted;
         self.refused += refused;
         self.abandoned += abandoned;
@@ -67,6 +71,8 @@ impl Counts {
         self.severed += severed;
         self.deaths_seen += deaths_seen;
         self.pauses += pauses;
+        self.left += left;
+        self.left_early += left_early;
         self.placed += placed;
         self.recovered += recovered;
         self.inherited += inherited;

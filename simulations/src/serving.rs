@@ -6,12 +6,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, ActorStatus};
 use shoal_actors::catalog::LocalModel;
 use shoal_actors::conductor::instance::{InstanceState, InstanceSummary};
 use shoal_actors::conductor::journal::{Journal, JournalStore};
-use shoal_actors::conductor::{Begin, Conductor, ConductorArguments, ConductorMsg, Ground, Order, Running, StateSink, succeed};
+use shoal_actors::conductor::{
+    Begin, Conductor, ConductorArguments, ConductorMsg, Ground, Heir, Leavings, Order, Running, StateSink, serve_leaving, succeed,
+};
 use shoal_actors::env::Env;
 use shoal_actors::ids::{InstanceId, NodeId, Term};
 use shoal_actors::lease::{FenceHook, LeaseKeeper, Leases};
@@ -31,6 +34,9 @@ pub const SHA256: &str = "70795f70795f70795f70795f70795f70795f70795f70795f70795f
 /// Instances and requests of each that a node remembers for others.
 const JOURNAL_INSTANCES: usize = 256;
 const JOURNAL_ENTRIES: usize = 1024;
+
+/// How long pipelines stand before they go over to a better plan.
+const REPLAN_AFTER: Duration = Duration::from_secs(25);
 
 /// With what a node serves.
 #[derive(Debug, Clone)]
@@ -112,7 +118,7 @@ impl Keepers {
         if summaries.get(&instance).is_none_or(|known| known.term != term) {
             return;
         }
-        if matches!(state, InstanceState::Failed(_)) {
+        if matches!(state, InstanceState::Failed(_) | InstanceState::Waiting(_)) {
             lock(&self.conductors).remove(&instance);
             summaries.remove(&instance);
         }
@@ -131,20 +137,28 @@ impl Keepers {
         told.into_iter().for_each(|told| told(instance, state.clone(), plan.clone()));
     }
 
+    /// A node that leaves asks for something.
+    fn leaving(&self, call: Inbound<Leavings>) {
+        let (keepers, conductor) = (self.clone(), |instance| lock(&self.conductors).get(&instance).cloned());
+        serve_leaving(&self.ground, call, conductor, move |heir| keepers.inherit(heir));
+    }
+
+    /// Goes on with what was taken over.
+    fn inherit(&self, heir: Heir) {
+        let keepers = self.clone();
+        let task = async move {
+            let order = heir.order().clone();
+            // It fails only when the node is ending.
+            let _ = keepers.conduct(&order, |state| ConductorArguments::heir(keepers.ground.clone(), heir, state)).await;
+        };
+        self.ground.env.spawner.task("heir", Box::pin(task));
+    }
+
     /// A node is gone: the instances that it was of, and those that it conducted.
     fn gone(&self, node: NodeId) {
         lock(&self.conductors).values().for_each(|conductor| drop(conductor.cast(ConductorMsg::Gone(node))));
         let keepers = self.clone();
-        succeed(&self.ground, node, move |heir| {
-            let keepers = keepers.clone();
-            let spawner = Arc::clone(&keepers.ground.env.spawner);
-            let task = async move {
-                let order = heir.order().clone();
-                // It fails only when the node is ending.
-                let _ = keepers.conduct(&order, |state| ConductorArguments::heir(keepers.ground.clone(), heir, state)).await;
-            };
-            spawner.task("heir", Box::pin(task));
-        });
+        succeed(&self.ground, node, move |heir| keepers.inherit(heir));
     }
 }
 
@@ -201,6 +215,7 @@ impl Serving {
             links: Arc::new(LinkMatrix::new),
             journal,
             models: Arc::new(move |sha256| (sha256 == SHA256).then(|| model(&plan.model))),
+            replan_after: REPLAN_AFTER,
         };
         let keepers = Keepers {
             ground,
@@ -217,6 +232,8 @@ impl Serving {
             let conductor = lock(&known).get(&notice.request.key.instance).cloned();
             conductor.into_iter().for_each(|conductor| drop(conductor.cast(ConductorMsg::Notice(notice.request.clone()))));
         })?;
+        let asked = keepers.clone();
+        services.serve::<Leavings>(move |call| asked.leaving(call))?;
         let told = keepers.clone();
         membership.subscribe(Box::new(move |event| {
             if let MemberEvent::Dead { node, .. } | MemberEvent::Left { node, .. } = event {

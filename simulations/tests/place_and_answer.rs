@@ -20,8 +20,8 @@ fn seeds_pass_and_things_happen() {
             Err(failure) => panic!("{failure}"),
         }
     }
-    let Counts { crashes, cuts, severed, pauses, placed, whole, broken_off, cancelled, tokens, .. } = sum;
-    assert!([crashes, cuts, severed, pauses, placed, broken_off, cancelled].iter().all(|n| *n > 5), "{sum:?}");
+    let Counts { crashes, cuts, severed, pauses, left, placed, whole, broken_off, cancelled, tokens, .. } = sum;
+    assert!([crashes, cuts, severed, pauses, left, placed, broken_off, cancelled].iter().all(|n| *n > 5), "{sum:?}");
     assert!(whole > 500 && tokens > 5000, "{sum:?}");
 }
 

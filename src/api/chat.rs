@@ -18,7 +18,7 @@ use super::fields::Fields;
 use super::parameters::{self, Asked};
 use super::requests::{REQUEST_HEADER, chosen, seed_of};
 use super::told::{Resume, Telling, Told};
-use super::{Shared, models};
+use super::{Running, Shared, models};
 use crate::{Client, Generation, Piece, RequestId, TokenEvent, Unread};
 
 type Body = Result<Bytes, BytesRejection>;
@@ -74,7 +74,7 @@ async fn fingerprint(shared: &Shared, model: &str) -> Option<String> {
 
 async fn answer(shared: Shared, dialect: Dialect, mut asked: Asked, headers: &HeaderMap, from: IpAddr) -> Result<Response, ApiError> {
     models::check_name(&shared, &asked.model)?;
-    shared.not_leaving()?;
+    let running = shared.not_leaving()?;
     let node = &shared.node;
     let chosen = chosen(headers)?;
     let id = chosen.unwrap_or_else(|| RequestId::random(&*node.env().rng));
@@ -111,7 +111,7 @@ async fn answer(shared: Shared, dialect: Dialect, mut asked: Asked, headers: &He
         None => node.generate(&asked.model, asked.options).await?,
     };
     let response = match asked.stream {
-        true => stream(Streamed::new(Telling::new(shape), generation, None)?),
+        true => stream(Streamed::new(Telling::new(shape), generation, None, running)?),
         false => whole(shape, generation).await?,
     };
     Ok(named(response, id))
@@ -159,13 +159,14 @@ pub(super) struct Streamed {
     resume: Option<Resume>,
     ready: VecDeque<Event>,
     ended: bool,
+    _running: Running,
 }
 
 impl Streamed {
     /// From the beginning, or without what `resume` leaves out.
-    pub(super) fn new(mut telling: Telling, generation: Generation, resume: Option<Resume>) -> Result<Self, ApiError> {
+    pub(super) fn new(mut telling: Telling, generation: Generation, resume: Option<Resume>, running: Running) -> Result<Self, ApiError> {
         let opening = telling.opening().into_iter().collect();
-        let mut streamed = Self { telling, generation, resume, ready: VecDeque::new(), ended: false };
+        let mut streamed = Self { telling, generation, resume, ready: VecDeque::new(), ended: false, _running: running };
         streamed.tell(opening)?;
         Ok(streamed)
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Bytes;
@@ -15,7 +16,10 @@ use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::state::{Instance, PlanLine, Plans, PoolState, State};
 use super::{Shared, models};
-use crate::{Goal, InstanceId, NodeId, Prefer, default_goal};
+use crate::{Goal, InstanceId, InstanceState, NodeId, Prefer, default_goal};
+
+/// Longest that a node may be told to take for leaving.
+const DRAIN_SECONDS_MAX: u32 = 3600;
 
 type Body = Result<Bytes, BytesRejection>;
 
@@ -87,15 +91,21 @@ pub(super) async fn plan(FromState(shared): FromState<Shared>, body: Body) -> Re
     Ok(Json(Plans { model, plans: plans.iter().map(PlanLine::of).collect() }))
 }
 
-pub(super) async fn load(FromState(shared): FromState<Shared>, body: Body) -> Result<Json<Instance>, ApiError> {
+/// Places a model. With `wait` one that fits nowhere is wanted from now on: the answer is then 202, and tells what is missing.
+pub(super) async fn load(FromState(shared): FromState<Shared>, body: Body) -> Result<Response, ApiError> {
     let mut fields = Fields::read(body)?;
     let model = fields.required_string("model")?;
     let goal = goal(&mut fields)?;
     let replica = fields.boolean("replica")?.unwrap_or(false);
+    let wait = fields.boolean("wait")?.unwrap_or(false);
     fields.finish("placing")?;
+    if replica && wait {
+        return Err(ApiError::parameter("wait", "`wait` and `replica` cannot be asked for together"));
+    }
     models::check_name(&shared, &model)?;
-    let summary = shared.node.load(&model, goal, replica).await?;
-    Ok(Json(Instance::of(&shared.node, &summary)))
+    let summary = if wait { shared.node.want(&model, goal).await? } else { shared.node.load(&model, goal, replica).await? };
+    let status = if summary.state == InstanceState::Ready { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Json(Instance::of(&shared.node, &summary))).into_response())
 }
 
 /// Takes down one instance by its id, or all of a model.
@@ -127,10 +137,25 @@ pub(super) async fn unload(FromState(shared): FromState<Shared>, body: Body) -> 
     Ok(Json(json!({"unloaded": wanted.iter().map(ToString::to_string).collect::<Vec<_>>()})))
 }
 
-pub(super) async fn leave(FromState(shared): FromState<Shared>, ConnectInfo(from): ConnectInfo<SocketAddr>) -> Result<Response, ApiError> {
+/// Has the node leave: what it has moves to other nodes first, for at most as many seconds as `drain_seconds` says.
+pub(super) async fn leave(
+    FromState(shared): FromState<Shared>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    body: Body,
+) -> Result<Response, ApiError> {
     if !from.ip().to_canonical().is_loopback() {
         return Err(ApiError::new(StatusCode::FORBIDDEN, "a node is told to leave from its own machine only"));
     }
-    (shared.on_leave)();
-    Ok((StatusCode::ACCEPTED, Json(json!({"status": "leaving", "node": shared.node.id().to_string()}))).into_response())
+    let asked = match &body {
+        Ok(bytes) if bytes.is_empty() => None,
+        _ => {
+            let mut fields = Fields::read(body)?;
+            let seconds = fields.integer("drain_seconds", 0, DRAIN_SECONDS_MAX)?;
+            fields.finish("leaving")?;
+            seconds.map(|seconds| Duration::from_secs(u64::from(seconds)))
+        }
+    };
+    let within = (shared.on_leave)(asked);
+    let told = json!({"status": "leaving", "node": shared.node.id().to_string(), "drain_seconds": within.as_secs()});
+    Ok((StatusCode::ACCEPTED, Json(told)).into_response())
 }

@@ -9,9 +9,9 @@
 //! | `GET /v1/shoal/requests/{id}` | how far an answer is; with `?after=N` or `Last-Event-ID` the rest of its stream, at any node |
 //! | `GET /v1/shoal/state` | nodes, links, instances and leases ([`state::State`]) |
 //! | `GET /v1/shoal/pool` | the memory of the whole cluster: who lends what to whom and for what ([`state::PoolState`]) |
-//! | `POST /v1/shoal/plan`, `load`, `unload` | placing of models |
+//! | `POST /v1/shoal/plan`, `load`, `unload` | placing of models; a load with `wait` is kept until there is room (status 202) |
 //! | `POST /v1/shoal/bench/link` | how fast tensor links to another node are, as a stream of events |
-//! | `POST /v1/shoal/leave` | ends the node; from the same machine only |
+//! | `POST /v1/shoal/leave` | ends the node, which gives away what it has first, in at most `drain_seconds`; from the same machine only |
 //!
 //! Every answer has an id, which the header `x-shoal-request` says. A client may choose it, with the same header; sending the same id
 //! again is the same request, at whichever node. The events of a stream are numbered (`told`), and after the node that was
@@ -81,8 +81,8 @@ pub struct Api {
     address: SocketAddr,
 }
 
-/// What happens when somebody asks the node to leave.
-type OnLeave = Arc<dyn Fn() + Send + Sync>;
+/// What happens when somebody asks the node to leave, and perhaps says how long that may take at most; gives how long it may.
+type OnLeave = Arc<dyn Fn(Option<Duration>) -> Duration + Send + Sync>;
 
 /// What handlers work with.
 #[derive(Clone)]
@@ -91,6 +91,17 @@ struct Shared {
     address: SocketAddr,
     on_leave: OnLeave,
     phase: watch::Receiver<Phase>,
+    running: Arc<watch::Sender<usize>>,
+}
+
+/// Counts an answer as running for as long as it is there.
+#[derive(Debug)]
+struct Running(Arc<watch::Sender<usize>>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count = count.saturating_sub(1));
+    }
 }
 
 /// How far an interface is.
@@ -115,10 +126,12 @@ impl Shared {
         *self.phase.borrow() != Phase::Open
     }
 
-    /// A node on its way out takes no new work.
-    fn not_leaving(&self) -> Result<(), ApiError> {
+    /// A node on its way out takes no new work. What it takes it waits for.
+    fn not_leaving(&self) -> Result<Running, ApiError> {
+        self.running.send_modify(|count| *count += 1);
+        let running = Running(Arc::clone(&self.running));
         if !self.is_leaving() {
-            return Ok(());
+            return Ok(running);
         }
         let error = ApiError::new(axum::http::StatusCode::SERVICE_UNAVAILABLE, "this node is leaving the cluster; ask another one");
         Err(ApiError { code: Some("leaving"), ..error })
@@ -146,10 +159,13 @@ impl Api {
         self.address
     }
 
-    /// Answers for `node` from now on. `on_leave` is called when a program on this machine asks the node to leave.
-    pub fn serve(self, node: Node, on_leave: impl Fn() + Send + Sync + 'static) -> Serving {
+    /// Answers for `node` from now on. `on_leave` is called when a program on this machine asks the node to leave, with how long that
+    /// may take at most if it says so, and gives how long it may.
+    pub fn serve(self, node: Node, on_leave: impl Fn(Option<Duration>) -> Duration + Send + Sync + 'static) -> Serving {
         let (phases, phase) = watch::channel(Phase::Open);
-        let shared = Shared { node, address: self.address, on_leave: Arc::new(on_leave), phase: phase.clone() };
+        let running = Arc::new(watch::Sender::new(0));
+        let shared =
+            Shared { node, address: self.address, on_leave: Arc::new(on_leave), phase: phase.clone(), running: Arc::clone(&running) };
         let service = router(shared).into_make_service_with_connect_info::<SocketAddr>();
         let listener = self.listener.tap_io(|stream| {
             // A stream of tokens is a stream of small packets.
@@ -167,7 +183,7 @@ impl Api {
                 tracing::error!(target: "shoal::api", %error, "the HTTP interface stopped");
             }
         });
-        Serving { address: self.address, phases, task }
+        Serving { address: self.address, phases, running, task }
     }
 }
 
@@ -175,6 +191,7 @@ impl Api {
 pub struct Serving {
     address: SocketAddr,
     phases: watch::Sender<Phase>,
+    running: Arc<watch::Sender<usize>>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -197,6 +214,12 @@ impl Serving {
     /// Says that the node leaves: no new text is begun and its health is told as such, but whoever asks gets an answer.
     pub fn announce_leaving(&self) {
         self.advance(Phase::Leaving);
+    }
+
+    /// Resolves when no answer is running.
+    pub async fn idle(&self) {
+        // The sender is here, so this ends in no other way.
+        let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
     }
 
     /// Closes, and waits a moment for what is still at work. The port is free afterwards.

@@ -92,7 +92,7 @@ pub(super) async fn request(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let Query(from) = from.map_err(|rejection| ApiError::parameter("after", rejection.body_text()))?;
-    shared.not_leaving()?;
+    let running = shared.not_leaving()?;
     let shown = shown(&from, &headers)?;
     let wants_stream =
         headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).is_some_and(|text| text.contains("text/event-stream"));
@@ -103,7 +103,7 @@ pub(super) async fn request(
         (None, false) => so_far(shape, generation).await?,
         (shown, _) => {
             let resume = Resume::after(shown.unwrap_or(Mark { events: 0, hash: None }));
-            let mut streamed = Streamed::new(Telling::new(shape), generation, Some(resume))?;
+            let mut streamed = Streamed::new(Telling::new(shape), generation, Some(resume), running)?;
             streamed.catch_up().await?;
             stream(streamed)
         }

@@ -163,9 +163,9 @@ pub struct Instance {
     pub model: String,
     /// SHA-256 of the model's file.
     pub sha256: String,
-    /// `leasing`, `loading`, `ready`, `stopping` or `failed`.
+    /// `leasing`, `loading`, `ready`, `recovering`, `stopping`, `failed`, or `waiting` for room.
     pub state: String,
-    /// Why, if it is going down.
+    /// Why, if it is going down or does not answer.
     pub reason: Option<String>,
     /// The id of the node that conducts it.
     pub conductor: String,
@@ -423,6 +423,7 @@ impl Instance {
             InstanceState::Recovering(reason) => ("recovering", Some(reason.clone())),
             InstanceState::Stopping(reason) => ("stopping", Some(reason.clone())),
             InstanceState::Failed(reason) => ("failed", Some(reason.clone())),
+            InstanceState::Waiting(reason) => ("waiting", Some(reason.clone())),
             _ => ("unknown", None),
         };
         let view = node.view();

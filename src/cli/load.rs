@@ -67,6 +67,9 @@ pub(crate) struct Load {
     /// Place another copy beside one that is there
     #[arg(long)]
     replica: bool,
+    /// If there is no room for it, have it placed as soon as there is
+    #[arg(long, conflicts_with = "replica")]
+    wait: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -78,9 +81,14 @@ impl Load {
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let mut body = self.goal.body(&super::absolute(&self.model))?;
         body["replica"] = Value::from(self.replica);
+        body["wait"] = Value::from(self.wait);
         let instance: Instance = self.api.client().post("/v1/shoal/load", body).await?;
         if self.json {
             say!("{}", serde_json::to_string(&instance).unwrap_or_default());
+        } else if instance.state == "waiting" {
+            let reason = instance.reason.as_deref().unwrap_or("there is no room for it");
+            say!("{} waits until there is room: {reason}", instance.model);
+            say!("`shoal status` shows it; `shoal unload` takes the wish back");
         } else {
             say!(
                 "{} is placed as instance {} for {} tokens, predicted {}",

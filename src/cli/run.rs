@@ -95,14 +95,14 @@ impl Run {
         };
         let api = Api::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await.map_err(|error| Failure::new(error.to_string()))?;
         let client = Client::new(&api.address().to_string());
-        let serving = api.serve(node.clone(), || {});
+        let serving = api.serve(node.clone(), |asked| asked.unwrap_or_default());
         let result = tokio::select! {
             biased;
             () = signals.next() => Err(Failure::interrupted()),
             result = self.ask(&client, &prompt) => result.map_err(Failure::from),
         };
         serving.announce_leaving();
-        node.leave().await;
+        node.leave_at_once().await;
         serving.stop().await;
         result
     }

@@ -89,6 +89,11 @@ fn links(state: &State, names: &Names) {
 }
 
 fn instance(instance: &Instance, names: &Names) {
+    if instance.state == "waiting" {
+        let why = instance.reason.as_deref().unwrap_or("it fits nowhere");
+        let (tokens, by) = (instance.context_tokens, names.name(&instance.conductor));
+        return say!("\ninstance {} of {} waits for room for {tokens} tokens: {why}; {by} sees to it", short(&instance.id), instance.model);
+    }
     let why = instance.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     say!(
         "\ninstance {} of {} is {}{why}; {} tokens, predicted {}, conducted by {}",

@@ -19,7 +19,7 @@ impl Unload {
         let field = if is_id { "instance" } else { "model" };
         let name = if is_id { self.model.clone() } else { super::absolute(&self.model) };
         self.api.client().post::<Value>("/v1/shoal/unload", json!({field: name})).await?;
-        say!("{} is taken down; its memory is free", self.model);
+        say!("{} is taken down; its memory is free, and it is not waited for any more", self.model);
         Ok(())
     }
 }

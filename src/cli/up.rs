@@ -28,11 +28,10 @@ const SAME_REQUEST: Duration = Duration::from_millis(500);
 const LEAVE_ALONE: Duration = Duration::from_secs(8);
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Without flags the node joins whatever nodes it finds on the local network. Ctrl-C leaves the cluster; a second one ends at once.\n\n\
+#[command(after_help = "Without flags the node joins whatever nodes it finds on the local network. Ctrl-C leaves the cluster, after\n\
+    what the node holds has moved to others; a second one ends at once.\n\n\
     Examples:\n  shoal up\n  shoal up --memory 8GiB --threads 6\n  shoal up --device gpu:0                  computes on a graphics processor, and lends its memory\n  SHOAL_KEY=$(cat key) shoal up            a private cluster\n  \
-    shoal up --peer 10.0.0.7:4100 --no-mdns  an address instead of discovery\n  shoal up --api 0.0.0.0:52800             HTTP for other machines"
-)]
+    shoal up --peer 10.0.0.7:4100 --no-mdns  an address instead of discovery\n  shoal up --api 0.0.0.0:52800             HTTP for other machines")]
 pub(crate) struct Up {
     /// Folder for the node's identity and what it knows of peers; one node at a time can use it [default: the user's data folder]
     #[arg(long, value_name = "DIR")]
@@ -90,7 +89,10 @@ pub(crate) struct Up {
     /// Write the node's id and addresses to this file, as JSON, once it runs
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
-    /// Leave when standard input ends: for programs that start nodes, so that none outlives them
+    /// Seconds that leaving may take at most, while layers move to other nodes and answers come to their end; 0 leaves at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    drain_seconds: u64,
+    /// Leave when standard input ends, at once: for programs that start nodes, so that none outlives them
     #[arg(long)]
     exit_with_stdin: bool,
     /// Remove the data folder at the end, and the folder that it is in if that is empty then
@@ -123,7 +125,8 @@ enum TensorLinkKind {
 /// What the node's parts have to tell.
 enum Told {
     Member(MemberEvent),
-    AskedToLeave,
+    /// For so long at most it may give away what it has.
+    AskedToLeave(Duration),
     StdinEnded,
 }
 
@@ -145,8 +148,13 @@ impl Up {
         let (tell, mut told) = mpsc::unbounded_channel();
         let member = tell.clone();
         node.membership().subscribe(Box::new(move |event| drop(member.send(Told::Member(*event)))));
-        let asked = tell.clone();
-        let serving = api.map(|api| api.serve(node.clone(), move || drop(asked.send(Told::AskedToLeave))));
+        let (asked, usual) = (tell.clone(), Duration::from_secs(self.drain_seconds));
+        let on_leave = move |within: Option<Duration>| {
+            let within = within.unwrap_or(usual);
+            let _ = asked.send(Told::AskedToLeave(within));
+            within
+        };
+        let serving = api.map(|api| api.serve(node.clone(), on_leave));
         if self.exit_with_stdin {
             watch_stdin(tell, self.temporary_folder())?;
         }
@@ -154,8 +162,8 @@ impl Up {
             Ok(()) => self.watch(&node, &mut told, &mut signals).await,
             Err(failure) => Err(failure),
         };
-        self.end(node, serving, &mut signals).await;
-        result
+        self.end(node, serving, *result.as_ref().unwrap_or(&Duration::ZERO), &mut signals).await;
+        result.map(drop)
     }
 
     async fn start(&self, key: Option<ClusterKey>, api: Option<SocketAddr>) -> Result<Node, Failure> {
@@ -234,8 +242,8 @@ impl Up {
         Ok(())
     }
 
-    /// Announces what happens until there is a reason to leave.
-    async fn watch(&self, node: &Node, told: &mut mpsc::UnboundedReceiver<Told>, signals: &mut Signals) -> Result<(), Failure> {
+    /// Announces what happens until there is a reason to leave; gives how long that may take for what it has to be given away.
+    async fn watch(&self, node: &Node, told: &mut mpsc::UnboundedReceiver<Told>, signals: &mut Signals) -> Result<Duration, Failure> {
         let mut news = News::new(self.json);
         // Events come from before this moment on, so nobody is missed.
         news.present(node);
@@ -244,19 +252,42 @@ impl Up {
         loop {
             tokio::select! {
                 biased;
-                () = signals.next() => return Ok(()),
+                () = signals.next() => return Ok(Duration::from_secs(self.drain_seconds)),
                 reason = node.stopped() => return Err(Failure::new(format!("the node stopped: {reason}"))),
                 told = told.recv() => match told {
                     Some(Told::Member(event)) => news.member(node, event),
-                    Some(Told::AskedToLeave | Told::StdinEnded) | None => return Ok(()),
+                    Some(Told::AskedToLeave(within)) => return Ok(within),
+                    // Whoever started it is gone, and does not wait.
+                    Some(Told::StdinEnded) | None => return Ok(Duration::ZERO),
                 },
                 _ = look.tick() => news.look(node),
             }
         }
     }
 
+    /// Gives away what the node has and finishes the answers that are read here, for so long at most.
+    async fn drain(&self, node: &Node, serving: Option<&Serving>, within: Duration) {
+        let answers = async {
+            if let Some(serving) = serving {
+                serving.idle().await;
+            }
+        };
+        let answers = tokio::time::timeout(within, answers);
+        let (left, answered) = futures::future::join(node.drain(within), answers).await;
+        for left in &left {
+            if self.json {
+                say!("{}", json!({"event": "stays", "instance": left.instance.to_string(), "reason": left.reason}));
+            } else {
+                say!("instance {} goes with this node: {}", left.instance, left.reason);
+            }
+        }
+        if answered.is_err() {
+            note!("answers that are read at this node break off: they took longer than {} seconds", within.as_secs());
+        }
+    }
+
     /// Leaves the cluster. Another signal ends it at once.
-    async fn end(&self, node: Node, serving: Option<Serving>, signals: &mut Signals) {
+    async fn end(&self, node: Node, serving: Option<Serving>, within: Duration, signals: &mut Signals) {
         if self.json {
             say!("{}", json!({"event": "leaving"}));
         } else {
@@ -266,7 +297,10 @@ impl Up {
             serving.announce_leaving();
         }
         let leaving = async {
-            node.leave().await;
+            if !within.is_zero() {
+                self.drain(&node, serving.as_ref(), within).await;
+            }
+            node.leave_at_once().await;
             if let Some(serving) = serving {
                 serving.stop().await;
             }

@@ -115,6 +115,8 @@ impl Crew {
         let mut command = Command::new(&program);
         command.args(["up", "--json", "--exit-with-stdin", "--temporary", "--api", "127.0.0.1:0"]);
         command.arg("--threads").arg(self.plan.threads.to_string());
+        // They leave together.
+        command.args(["--drain-seconds", "0"]);
         command.arg("--name").arg(&name).arg("--data-dir").arg(folder.join(&name)).arg("--memory").arg(memory.to_string());
         if let Some(models) = &self.plan.models {
             command.arg("--models-dir").arg(models);

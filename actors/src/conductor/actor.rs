@@ -1,18 +1,22 @@
 //! The actor that holds one instance together: it assembles the pipeline, watches those who hold its stages, makes it whole
 //! when it breaks, and takes everything down when that cannot be done or it is not wanted any more.
 
+mod moving;
+
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
-use super::assemble::{Assembled, Ground, Order, Paid, assemble, take_down};
+use super::assemble::{Assembled, Cancel, Ground, Order, Paid, assemble, take_down};
 use super::instance::{InstanceState, InstanceSummary};
 use super::journal::{self, Journal, JournalEntry, JournalRequest};
+use super::leaving::Vacated;
+use super::moves;
 use super::recover::{Recovered, Standing, recover, tell_owners};
 use super::succession::{Heir, describe};
-use crate::env::Instant;
+use crate::env::{Instant, TextModel};
 use crate::ids::{InstanceId, LeaseId, NodeId, PlanEpoch, Term};
 use crate::lease::LeaseUse;
 use crate::membership::ClusterView;
@@ -82,8 +86,7 @@ impl Begin {
 impl ConductorArguments {
     /// Goes on with what was taken over.
     pub fn heir(ground: Ground, heir: Heir, state: StateSink) -> Self {
-        let Heir { order, paid, entries, from } = heir;
-        let reason = format!("node {}, which conducted it, is gone", from.short());
+        let Heir { order, paid, entries, reason } = heir;
         Self { ground, order, begin: Begin { standing: Some(paid), entries, reason }, state }
     }
 }
@@ -112,6 +115,21 @@ pub enum ConductorMsg {
     Look,
     /// Not wanted any more; answered when everything is given back.
     Unload(Box<dyn FnOnce() + Send>),
+    /// A node is about to leave: nothing of the instance is to be there any more.
+    #[doc(hidden)]
+    Vacate(NodeId, moving::Vacating),
+    /// Time to see to those who leave.
+    #[doc(hidden)]
+    MoveOn,
+    /// Another arrangement is ready, or could not be made.
+    #[doc(hidden)]
+    Ready(Box<moving::Ready>),
+    /// The instance was handed over, or could not be.
+    #[doc(hidden)]
+    Handed(Box<moving::Handed>),
+    /// The heir is known, and nothing is left here.
+    #[doc(hidden)]
+    Over(NodeId),
 }
 
 impl std::fmt::Debug for ConductorMsg {
@@ -126,6 +144,11 @@ impl std::fmt::Debug for ConductorMsg {
             Self::Act => "Act",
             Self::Look => "Look",
             Self::Unload(_) => "Unload",
+            Self::Vacate(..) => "Vacate",
+            Self::MoveOn => "MoveOn",
+            Self::Ready(_) => "Ready",
+            Self::Handed(_) => "Handed",
+            Self::Over(_) => "Over",
         })
     }
 }
@@ -156,6 +179,28 @@ pub struct ConductorState {
     fork: Option<Fork>,
     ended: bool,
     unloads: Vec<Box<dyn FnOnce() + Send>>,
+    /// Tokenizer and template, once they are known.
+    text: Option<Arc<dyn TextModel>>,
+    /// The highest number that was given to an arrangement.
+    newest: PlanEpoch,
+    /// Ends what is being put together when it is dropped.
+    wanted: Option<tokio::sync::watch::Sender<bool>>,
+    /// Nodes that wait to be rid of the instance.
+    vacates: Vec<(NodeId, Vacated)>,
+    /// What is being got ready beside the pipeline.
+    moving: Option<moving::Moving>,
+    /// What the arrangement before has left behind.
+    left: Option<moving::Left>,
+    /// The recovery under way is no recovery: nothing was broken.
+    planned: bool,
+    /// The instance is being handed to another node.
+    handing: bool,
+    /// When it ends it is still wanted: it only fits nowhere.
+    waits: bool,
+    /// Since when the pipeline stands as it is.
+    stood_since: Option<Instant>,
+    /// What a better plan was last looked for in.
+    considered: Option<moves::Standing>,
 }
 
 /// What an instance remembers that was made whole without some of its holders: they may only have been cut off, and have gone on with
@@ -204,6 +249,8 @@ impl ConductorState {
     async fn run(&mut self, assembled: Assembled) {
         let Assembled { leases, sender, port, config, text } = assembled;
         self.leases = leases;
+        self.text = Some(Arc::clone(&text));
+        self.newest = PlanEpoch(self.newest.0.max(self.arguments.order.epoch.0));
         self.closer = Some(port.closer());
         if !self.unloads.is_empty() {
             return self.end().await;
@@ -248,6 +295,7 @@ impl ConductorState {
         }
         let running = Running { scheduler, plan: order.plan.clone(), forked: self.fork.is_some() };
         (self.arguments.state)(InstanceState::Ready, Some(running));
+        self.stood_since = Some(self.arguments.ground.env.clock.now());
         // What came while it was put together.
         let lost = std::mem::take(&mut self.lost);
         if let Some(lease) = lost.into_iter().find(|lease| self.holds(*lease)) {
@@ -259,6 +307,7 @@ impl ConductorState {
         if self.broken.is_some() {
             self.act_soon();
         }
+        self.move_on();
     }
 
     fn holds(&self, lease: LeaseId) -> bool {
@@ -278,9 +327,11 @@ impl ConductorState {
     /// Makes a broken pipeline whole, or takes the instance down.
     async fn act(&mut self) {
         self.acting = false;
-        if self.ended || self.assembling {
+        if self.ended || self.assembling || self.handing {
             return;
         }
+        // What is being got ready beside it counts on what is broken now.
+        self.moving = None;
         if let Some(by) = self.newer_term() {
             return self.superseded(by).await;
         }
@@ -294,38 +345,33 @@ impl ConductorState {
         }
         let reason = self.broken.as_ref().map(|(_, reason)| reason.clone()).unwrap_or_default();
         tracing::warn!(target: "shoal::conductor", model = %self.arguments.order.model.name, %reason, "a pipeline broke and is made whole");
-        (self.arguments.state)(InstanceState::Recovering(reason), None);
-        if let Some(scheduler) = &self.scheduler {
-            let _ = scheduler.cast(SchedulerMsg::Suspend);
-        }
-        if let Some(closer) = self.closer.take() {
-            closer.close();
-        }
-        self.assembling = true;
         let paid = std::mem::take(&mut self.leases).into_iter().map(Some).collect();
-        let standing = Standing { order: self.arguments.order.clone(), paid };
-        let (ground, me) = (self.arguments.ground.clone(), self.me.clone());
-        let task = async move {
-            let _ = me.cast(ConductorMsg::Recovered(Box::new(Whole(recover(&ground, standing).await))));
-        };
-        self.arguments.ground.env.spawner.task("recover", Box::pin(task));
+        let standing = Standing { order: self.arguments.order.clone(), paid, text: self.text.clone() };
+        self.relink(standing, BTreeSet::new(), reason);
+        self.planned = false;
     }
 
     async fn recovered(&mut self, result: Result<Recovered, String>) {
         self.assembling = false;
-        let cause = self.broken.take().map_or_else(|| std::mem::take(&mut self.arguments.begin.reason), |(_, reason)| reason);
+        let planned = std::mem::take(&mut self.planned);
+        let (why, broken) = (std::mem::take(&mut self.arguments.begin.reason), self.broken.take());
+        // What the end of the arrangement before looked like from elsewhere explains nothing if it was meant to end.
+        let cause = broken.filter(|_| !planned).map_or(why, |(_, reason)| reason);
+        self.clean_up();
         match result {
             Ok(Recovered { order, placed, assembled }) => {
                 let now = self.arguments.ground.env.clock.now();
-                self.relapses = if placed { (None, 0) } else { (Some(now), self.relapses.1 + 1) };
+                self.relapses = if placed || planned { (None, 0) } else { (Some(now), self.relapses.1 + 1) };
                 self.forked();
                 self.watch(&order);
                 self.arguments.order = order;
                 self.run(assembled).await;
             }
+            Err(_) if !self.unloads.is_empty() => self.end().await,
             Err(reason) => {
                 // By now it is known who is gone, which says more than who noticed.
                 let cause = self.gone_holder().unwrap_or(cause);
+                self.waits = true;
                 self.give_up(format!("{cause}, and the model could not be placed on the nodes that are left: {reason}")).await
             }
         }
@@ -358,7 +404,7 @@ impl ConductorState {
         if self.ended {
             return;
         }
-        if self.assembling {
+        if self.assembling || self.handing {
             return self.look_soon();
         }
         if let Some(by) = self.newer_term() {
@@ -379,6 +425,8 @@ impl ConductorState {
                 let _ = scheduler.cast(SchedulerMsg::IfIdle(Box::new(move || drop(me.cast(ConductorMsg::Unload(Box::new(|| {})))))));
             }
         }
+        self.move_on();
+        self.consider();
         self.look_soon();
     }
 
@@ -386,9 +434,9 @@ impl ConductorState {
     fn renew_members(&mut self, view: &ClusterView) {
         let Some(scheduler) = self.scheduler.as_ref().filter(|_| !self.assembling && self.broken.is_none()) else { return };
         let order = &self.arguments.order;
-        let holders: Vec<NodeId> = order.plan.nodes().collect();
+        let holders: Vec<NodeId> = order.plan.nodes().filter(|node| !view.is_leaving(*node)).collect();
         let there = order.members.iter().copied().chain(std::iter::once(self.arguments.ground.node)).filter(|node| view.is_present(*node));
-        let members = journal::members(&holders, there.chain(view.alive().map(|(node, _)| node)));
+        let members = journal::members(&holders, there.chain(view.staying().map(|(node, _)| node)).filter(|node| !view.is_leaving(*node)));
         if members == order.members {
             return;
         }
@@ -463,10 +511,11 @@ impl ConductorState {
 
     /// Ends every answer, drops every stage, gives every lease back.
     async fn end(&mut self) {
-        if self.ended || self.assembling {
+        if self.ended || self.assembling || self.handing {
             return;
         }
         self.ended = true;
+        self.moving = None;
         let model = self.arguments.order.model.name.clone();
         let reason = match &self.broken {
             Some((_, reason)) => format!("{model} stopped: {reason}"),
@@ -489,13 +538,15 @@ impl ConductorState {
         for node in watched(order) {
             ground.membership.unwatch(node);
         }
-        (self.arguments.state)(InstanceState::Failed(reason), None);
+        let state = if self.waits { InstanceState::Waiting(reason) } else { InstanceState::Failed(reason) };
+        (self.arguments.state)(state, None);
         self.unloaded();
     }
 
     /// Answers who waited for the end, and stops once late readers have had their time.
     fn unloaded(&mut self) {
         self.unloads.drain(..).for_each(|tell| tell());
+        std::mem::take(&mut self.vacates).into_iter().for_each(|(_, reply)| reply.tell(Ok(())));
         let (me, clock) = (self.me.clone(), Arc::clone(&self.arguments.ground.env.clock));
         let stop = async move {
             clock.sleep_until(clock.now() + LINGER).await;
@@ -535,12 +586,13 @@ impl Actor for Conductor {
             arguments.ground.membership.watch_closely(node);
         }
         let mut arguments = arguments;
+        let (wanted, cancel) = Cancel::new();
         let (ground, order, state, reply) = (arguments.ground.clone(), arguments.order.clone(), Arc::clone(&arguments.state), me.clone());
         match arguments.begin.standing.take() {
             None => {
                 state(InstanceState::Leasing, None);
                 let task = async move {
-                    let result = assemble(&ground, &order, &[], &|| state(InstanceState::Loading, None)).await;
+                    let result = assemble(&ground, &order, &[], (None, &cancel), &|| state(InstanceState::Loading, None)).await;
                     if result.is_ok() {
                         describe(&ground, &order).await;
                     }
@@ -551,7 +603,7 @@ impl Actor for Conductor {
             Some(paid) => {
                 state(InstanceState::Recovering(arguments.begin.reason.clone()), None);
                 let task = async move {
-                    let result = recover(&ground, Standing { order, paid }).await;
+                    let result = recover(&ground, Standing { order, paid, text: None }, &cancel).await;
                     let _ = reply.cast(ConductorMsg::Recovered(Box::new(Whole(result))));
                 };
                 arguments.ground.env.spawner.task("recover", Box::pin(task));
@@ -571,6 +623,17 @@ impl Actor for Conductor {
             fork: None,
             ended: false,
             unloads: Vec::new(),
+            text: None,
+            newest: PlanEpoch(0),
+            wanted: Some(wanted),
+            vacates: Vec::new(),
+            moving: None,
+            left: None,
+            planned: false,
+            handing: false,
+            waits: false,
+            stood_since: None,
+            considered: None,
         };
         state.look_soon();
         Ok(state)
@@ -616,9 +679,16 @@ impl Actor for Conductor {
                     done();
                 } else {
                     state.unloads.push(done);
+                    // What is being put together is not wanted any more either.
+                    state.wanted = None;
                     state.end().await;
                 }
             }
+            ConductorMsg::Vacate(node, reply) => state.vacate(node, reply),
+            ConductorMsg::MoveOn => state.move_on(),
+            ConductorMsg::Ready(ready) => state.ready(*ready),
+            ConductorMsg::Handed(handed) => state.handed(*handed).await,
+            ConductorMsg::Over(heir) => state.over(heir),
         }
         Ok(())
     }

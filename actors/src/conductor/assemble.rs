@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::journal::JournalStore;
+use super::journal::{self, JournalStore};
 use crate::card::{ModelCard, NodeCard};
 use crate::catalog::LocalModel;
 use crate::env::{Env, TextModel};
@@ -55,6 +55,8 @@ pub struct Ground {
     pub journal: Arc<Mutex<JournalStore>>,
     /// Finds a model on this node's disk by its hash. May take a while.
     pub models: FindModel,
+    /// How long a pipeline has stood at least before it goes over to a plan that is only better.
+    pub replan_after: Duration,
 }
 
 impl Ground {
@@ -66,6 +68,20 @@ impl Ground {
         let own = cards.iter_mut().filter(|card| card.node == view.me && card.models.iter().all(|known| known.sha256 != model.sha256));
         own.for_each(|card| card.models.push(model.on_disk()));
         cards
+    }
+
+    /// Those who are there and about to leave: they are given nothing more.
+    pub(super) fn leaving(&self) -> BTreeSet<NodeId> {
+        self.membership.view().present().filter(|(_, member)| member.card.leaving).map(|(node, _)| node).collect()
+    }
+
+    /// Everybody who may conduct an instance whose stages are on `holders`. Who is about to leave only holds.
+    pub(super) fn members(&self, holders: impl IntoIterator<Item = NodeId>) -> Vec<NodeId> {
+        let view = self.membership.view();
+        let stays = |node: &NodeId| !view.is_leaving(*node);
+        let holders: Vec<NodeId> = holders.into_iter().filter(stays).collect();
+        let others = std::iter::once(self.node).filter(stays).chain(view.staying().map(|(node, _)| node));
+        journal::members(&holders, others)
     }
 }
 
@@ -94,7 +110,7 @@ pub struct Order {
 }
 
 impl Order {
-    fn key(&self, stage: usize) -> StageKey {
+    pub(super) fn key(&self, stage: usize) -> StageKey {
         StageKey { instance: self.instance, term: self.term, epoch: self.epoch, stage: u32::try_from(stage).unwrap_or(u32::MAX) }
     }
 
@@ -159,19 +175,45 @@ impl From<String> for Failure {
     }
 }
 
-/// Assembles, or undoes what it had done and says why. Stages that are `paid` for are asked to take their places in this
-/// arrangement, the others are leased and loaded.
-///
-/// # Errors
-/// [`Failure`]; the leases that paid for stages before are held as before, whether or not their stages have moved.
-pub(super) async fn assemble(
-    ground: &Ground,
-    order: &Order,
-    paid: &[Paid],
-    loading: &(dyn Fn() + Send + Sync),
-) -> Result<Assembled, Failure> {
+/// Ends what is being put together, from outside. Every clone is the same.
+#[derive(Clone, Debug)]
+pub(super) struct Cancel(tokio::sync::watch::Receiver<bool>);
+
+impl Cancel {
+    /// What ends it, and what is ended. Dropping the first ends it, too.
+    pub(super) fn new() -> (tokio::sync::watch::Sender<bool>, Self) {
+        let (send, receive) = tokio::sync::watch::channel(false);
+        (send, Self(receive))
+    }
+
+    /// Whether it is over.
+    pub(super) fn asked(&self) -> bool {
+        *self.0.borrow() || self.0.has_changed().is_err()
+    }
+
+    /// What `work` comes to, or `None` as soon as nobody wants it; then it is dropped unfinished.
+    pub(super) async fn unless<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut asked = self.0.clone();
+        tokio::select! {
+            biased;
+            _ = asked.wait_for(|asked| *asked) => None,
+            result = work => Some(result),
+        }
+    }
+}
+
+/// Leases of the stages of an arrangement, those that were paid for and those that are new.
+pub(super) struct Leased {
+    /// Stage by stage.
+    pub(super) leases: Vec<Vec<LeaseUse>>,
+    /// The new ones, with their owners.
+    new: Vec<(NodeId, LeaseId)>,
+}
+
+/// Leases what is not paid for.
+pub(super) async fn lease(ground: &Ground, order: &Order, paid: &[Paid]) -> Result<Leased, Failure> {
     let specs = order.specs(&ground.env, paid);
-    let ids: Vec<LeaseId> = specs.iter().map(|(_, spec)| spec.id).collect();
+    let new = specs.iter().map(|(owner, spec)| (*owner, spec.id)).collect();
     let grants = if specs.is_empty() {
         Vec::new()
     } else {
@@ -183,28 +225,54 @@ pub(super) async fn assemble(
     };
     // Grants come in the order of the specs, which is the order of the stages.
     let mut left = grants.iter().map(LeaseUse::from);
-    let leases: Vec<Vec<LeaseUse>> = order
-        .plan
-        .stages
-        .iter()
-        .enumerate()
-        .map(|(index, stage)| match paid.get(index) {
-            Some(Some(paid)) => paid.clone(),
-            _ => stage.memory.by_purpose().filter_map(|_| left.next()).collect(),
-        })
-        .collect();
+    let leases = order.plan.stages.iter().enumerate().map(|(index, stage)| match paid.get(index) {
+        Some(Some(paid)) => paid.clone(),
+        _ => stage.memory.by_purpose().filter_map(|_| left.next()).collect(),
+    });
+    Ok(Leased { leases: leases.collect(), new })
+}
+
+impl Leased {
+    /// Drops the stages that were not paid for before, and gives their leases back.
+    pub(super) async fn undo(self, ground: &Ground, order: &Order, paid: &[Paid]) {
+        let new: Vec<(NodeId, StageRequest)> =
+            order.unpaid(paid).map(|(index, stage)| (stage.node, StageRequest::Unload(order.key(index)))).collect();
+        unload(ground, new).await;
+        give_back(ground, self.new).await;
+    }
+}
+
+/// Assembles, or undoes what it had done and says why. Stages that are `paid` for are asked to take their places in this
+/// arrangement, the others are leased and loaded. `text` is the model's tokenizer and template, if they are known.
+///
+/// # Errors
+/// [`Failure`]; the leases that paid for stages before are held as before, whether or not their stages have moved.
+pub(super) async fn assemble(
+    ground: &Ground,
+    order: &Order,
+    paid: &[Paid],
+    (text, cancel): (Option<Arc<dyn TextModel>>, &Cancel),
+    loading: &(dyn Fn() + Send + Sync),
+) -> Result<Assembled, Failure> {
+    let cancelled = || Failure::from("it was unloaded".to_owned());
+    let leased = cancel.unless(lease(ground, order, paid)).await.unwrap_or_else(|| Err(cancelled()))?;
     loading();
-    match build(ground, order, &leases).await {
-        Ok((sender, port, config, text)) => Ok(Assembled { leases, sender, port, config, text }),
+    match cancel.unless(build(ground, order, &leased.leases, text)).await.unwrap_or_else(|| Err(cancelled())) {
+        Ok((sender, port, config, text)) => Ok(Assembled { leases: leased.leases, sender, port, config, text }),
         Err(failure) => {
-            let new: Vec<(NodeId, StageRequest)> =
-                order.unpaid(paid).map(|(index, stage)| (stage.node, StageRequest::Unload(order.key(index)))).collect();
-            unload(ground, new).await;
-            let owners = order.unpaid(paid).flat_map(|(_, stage)| stage.memory.by_purpose().map(|_| stage.node));
-            give_back(ground, owners.zip(ids).collect()).await;
+            leased.undo(ground, order, paid).await;
             Err(failure)
         }
     }
+}
+
+/// Drops some stages of an arrangement, which are in it under these numbers, and gives their leases back.
+pub(super) async fn drop_stages(ground: &Ground, order: &Order, stages: &[(usize, Vec<LeaseUse>)]) {
+    let node = |index: usize| order.plan.stages.get(index).map(|stage| stage.node);
+    let requests = stages.iter().filter_map(|(index, _)| Some((node(*index)?, StageRequest::Unload(order.key(*index)))));
+    unload(ground, requests.collect()).await;
+    let leases = stages.iter().filter_map(|(index, leases)| Some((node(*index)?, leases)));
+    give_back(ground, leases.flat_map(|(node, leases)| leases.iter().map(move |lease| (node, lease.lease))).collect()).await;
 }
 
 /// Drops every stage of an arrangement and of those before it, and gives their leases back. Nodes that are gone are not waited for:
@@ -245,25 +313,28 @@ pub(super) async fn give_back(ground: &Ground, leases: Vec<(NodeId, LeaseId)>) {
 
 type Built = (PortSender, Port, SchedulerConfig, Arc<dyn TextModel>);
 
-async fn build(ground: &Ground, order: &Order, leases: &[Vec<LeaseUse>]) -> Result<Built, Failure> {
-    let stages = order.plan.stages.len();
+/// Longest message into a stage, in bytes; what comes out of the last one goes to the port.
+fn slot_into(order: &Order, stage: usize) -> u32 {
+    let hidden = if stage == 0 { 0 } else { order.card.hidden as usize };
+    u32::try_from(step_bytes(order.plan.rows_max as usize, hidden) + OPENS_BYTES).unwrap_or(u32::MAX)
+}
+
+/// Has the holders load their stages, or give those that they have their places in this arrangement: all stages, or those that
+/// `which` picks, in order.
+pub(super) async fn load(
+    ground: &Ground,
+    order: &Order,
+    leases: &[Vec<LeaseUse>],
+    which: impl Fn(usize) -> bool,
+) -> Result<Vec<LoadedStage>, Failure> {
     let rows_max = order.plan.rows_max;
-    let hidden = order.card.hidden as usize;
-    let slot = |hidden: usize| u32::try_from(step_bytes(rows_max as usize, hidden) + OPENS_BYTES).unwrap_or(u32::MAX);
-    let token_bytes = u32::try_from(Tokens::bytes_max(rows_max.max(SEQUENCES_MAX) as usize)).unwrap_or(u32::MAX);
-    // What goes into stage i; what comes out of the last one goes to the port.
-    let slot_into = |stage: usize| if stage == 0 { slot(0) } else { slot(hidden) };
-
-    let path = order.model.path.clone();
-    let compute = Arc::clone(&ground.env.compute);
-    let text = ground.env.blocking("shoal-text", move || compute.text(&path)).await?.map_err(|error| error.to_string())?;
-
-    let load = order.plan.stages.iter().enumerate().map(|(index, stage)| {
+    let picked: Vec<usize> = (0..order.plan.stages.len()).filter(|index| which(*index)).collect();
+    let load = picked.iter().filter_map(|index| Some((*index, order.plan.stages.get(*index)?))).map(|(index, stage)| {
         let from = if index == 0 { ground.node } else { order.plan.stages[index - 1].node };
         let request = LoadStage {
             key: order.key(index),
             from,
-            slot_bytes: slot_into(index),
+            slot_bytes: slot_into(order, index),
             model: order.model.name.clone(),
             sha256: order.model.sha256.clone(),
             layers: stage.layers.clone(),
@@ -286,13 +357,28 @@ async fn build(ground: &Ground, order: &Order, leases: &[Vec<LeaseUse>]) -> Resu
             }
         }
     });
-    let loaded: Vec<LoadedStage> = all(join_all(load.collect::<Vec<_>>()).await)?;
-    let odd = |(_, l): &(usize, &LoadedStage)| l.hidden != order.card.hidden || l.vocabulary != order.card.vocabulary;
-    if let Some((index, odd)) = loaded.iter().enumerate().find(odd) {
-        let name = &order.plan.stages[index].name;
+    let loaded: Vec<LoadedStage> = all(&picked, join_all(load.collect::<Vec<_>>()).await)?;
+    let odd = |(_, l): &(&usize, &LoadedStage)| l.hidden != order.card.hidden || l.vocabulary != order.card.vocabulary;
+    if let Some((index, odd)) = picked.iter().zip(&loaded).find(odd) {
+        let name = &order.plan.stages[*index].name;
         let reason = format!("node {name} loaded a model of another shape (hidden {}, vocabulary {})", odd.hidden, odd.vocabulary);
-        return Err(Failure::of(index, reason));
+        return Err(Failure::of(*index, reason));
     }
+    Ok(loaded)
+}
+
+async fn build(ground: &Ground, order: &Order, leases: &[Vec<LeaseUse>], text: Option<Arc<dyn TextModel>>) -> Result<Built, Failure> {
+    let stages = order.plan.stages.len();
+    let rows_max = order.plan.rows_max;
+    let token_bytes = u32::try_from(Tokens::bytes_max(rows_max.max(SEQUENCES_MAX) as usize)).unwrap_or(u32::MAX);
+    let text = match text {
+        Some(text) => text,
+        None => {
+            let (path, compute) = (order.model.path.clone(), Arc::clone(&ground.env.compute));
+            ground.env.blocking("shoal-text", move || compute.text(&path)).await?.map_err(|error| error.to_string())?
+        }
+    };
+    let loaded = load(ground, order, leases, |_| true).await?;
 
     let last = order.plan.stages.last().map_or(ground.node, |stage| stage.node);
     let OpenPort { endpoints, ticket, connect: open } = ground.pipes.port(last, token_bytes)?;
@@ -304,7 +390,7 @@ async fn build(ground: &Ground, order: &Order, leases: &[Vec<LeaseUse>]) -> Resu
             to: order.plan.stages.get(index + 1).map_or(ground.node, |stage| stage.node),
             endpoints: after.map_or_else(|| endpoints.clone(), |l| l.endpoints.clone()),
             ticket: after.map_or_else(|| ticket.clone(), |l| l.ticket.clone()),
-            slot_bytes: if after.is_some() { slot_into(index + 1) } else { token_bytes },
+            slot_bytes: if after.is_some() { slot_into(order, index + 1) } else { token_bytes },
         };
         let StagePlan { node, name, .. } = order.plan.stages[index].clone();
         let remote = ground.services.remote::<Stages>(node);
@@ -318,9 +404,9 @@ async fn build(ground: &Ground, order: &Order, leases: &[Vec<LeaseUse>]) -> Resu
         });
     }
     let (sender, port) = {
-        let connect = connect(order, &loaded, open, slot(0));
+        let connect = connect(order, &loaded, open, slot_into(order, 0));
         let (hops, port) = futures::future::join(join_all(hops), connect).await;
-        all(hops)?;
+        all(&(0..stages).collect::<Vec<_>>(), hops)?;
         port?
     };
     let page_tokens = loaded.iter().map(|l| l.page_tokens).max().unwrap_or(1).max(1) as usize;
@@ -341,10 +427,10 @@ async fn build(ground: &Ground, order: &Order, leases: &[Vec<LeaseUse>]) -> Resu
     Ok((sender, port, config, text))
 }
 
-/// All of the results, stage by stage, or everything that failed.
-fn all<T>(results: Vec<Result<T, String>>) -> Result<Vec<T>, Failure> {
+/// All of the results of these stages, or everything that failed.
+fn all<T>(stages: &[usize], results: Vec<Result<T, String>>) -> Result<Vec<T>, Failure> {
     let failed: Vec<(usize, &String)> =
-        results.iter().enumerate().filter_map(|(index, result)| result.as_ref().err().map(|reason| (index, reason))).collect();
+        stages.iter().zip(&results).filter_map(|(index, result)| result.as_ref().err().map(|reason| (*index, reason))).collect();
     if let Some((_, reason)) = failed.first() {
         return Err(Failure { reason: (*reason).clone(), stages: failed.iter().map(|(index, _)| *index).collect() });
     }

@@ -38,10 +38,7 @@ fn told<'a>(view: &'a ClusterView, sha256: &'a str, reuse: Reuse, goal: &'a Goal
     let of = move |(node, member): (NodeId, &'a MemberView)| {
         member.card.instances.iter().filter(move |known| node != me && known.term.node == node)
     };
-    view.present().flat_map(of).filter(move |known| {
-        let stays = !matches!(known.state, InstanceState::Stopping(_) | InstanceState::Failed(_));
-        stays && known.sha256 == sha256 && reuse.allows(known, goal)
-    })
+    view.present().flat_map(of).filter(move |known| !known.state.is_gone() && known.sha256 == sha256 && reuse.allows(known, goal))
 }
 
 /// Whether an instance of the model has lost its conductor so lately that another member may be about to take it over. `records` are

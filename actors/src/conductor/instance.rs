@@ -26,6 +26,16 @@ pub enum InstanceState {
     Stopping(String),
     /// It is gone, and its memory is given back; the text says why.
     Failed(String),
+    /// Nothing of it stands, because it fits nowhere; the text says what is missing. It is placed, as a new instance, as soon as there
+    /// is room.
+    Waiting(String),
+}
+
+impl InstanceState {
+    /// Whether nothing of it stands, or soon will.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Stopping(_) | Self::Failed(_) | Self::Waiting(_))
+    }
 }
 
 /// A stage of an instance, for people and for status tables.

@@ -6,6 +6,8 @@ mod elsewhere;
 mod files;
 pub mod instance;
 pub mod journal;
+mod leaving;
+mod moves;
 mod placement;
 mod recover;
 mod succession;
@@ -13,6 +15,7 @@ mod succession;
 pub use actor::{Begin, Conductor, ConductorArguments, ConductorMsg, ConductorState, Running, StateSink, Whole};
 pub use assemble::{Assembled, FindModel, Ground, Order};
 pub use files::LocalFiles;
+pub use leaving::{Drain, LeavingRefusal, LeavingRequest, Leavings, Undrained, serve_leaving};
 pub(crate) use placement::links;
 pub use placement::{
     InstancesSink, Placement, PlacementActor, PlacementArguments, PlacementMsg, PlacementRefusal, PlacementReply, PlacementRequest,

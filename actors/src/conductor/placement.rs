@@ -1,5 +1,7 @@
 //! The actor that places models: one for each node, the conductor of what it places.
 
+mod waiting;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -13,7 +15,8 @@ use super::assemble::{Ground, Order};
 use super::elsewhere::{Elsewhere, elsewhere};
 use super::files::LocalFiles;
 use super::instance::{InstanceState, InstanceSummary};
-use super::journal::{self, JournalStore};
+use super::journal::JournalStore;
+use super::leaving::{Leavings, serve_leaving};
 use super::succession::{Heir, succeed};
 use crate::card::ModelCard;
 use crate::catalog::{Catalog, LocalModel};
@@ -26,6 +29,7 @@ use crate::scheduler::{Finding, Generate, GenerateCall, GenerateRefusal, Schedul
 use crate::service::{Inbound, Replier, Service, ServiceId};
 use crate::service_numbers as ids;
 use crate::stage::{StageNotice, StageNotices};
+use waiting::{Waiting, Wish, may_fit_later};
 
 /// Most plans in an answer.
 const PLANS_MAX: usize = 8;
@@ -96,6 +100,13 @@ pub enum PlacementRequest {
     Unload(InstanceId),
     /// Say whether the node conducts an instance, and it is not being taken down.
     Has(InstanceId),
+    /// As a load of what fits the goal; but if there is no room for it, it waits until there is. That is answered at once.
+    Want {
+        /// The model as users name it.
+        model: String,
+        /// What it is placed for.
+        goal: Goal,
+    },
 }
 
 /// A placing node's answer.
@@ -110,6 +121,8 @@ pub enum PlacementReply {
     Done,
     /// The node conducts no such instance, perhaps not any more.
     NoInstance,
+    /// It waits until there is room.
+    Waiting(Box<InstanceSummary>),
 }
 
 /// Why a node did not place a model, or not unload it; for people.
@@ -209,10 +222,15 @@ pub enum PlacementMsg {
     /// An instance whose conductor is gone was taken over.
     #[doc(hidden)]
     Heir(Box<Heir>),
+    /// A node that leaves asks for something.
+    Leaving(Inbound<Leavings>),
     /// This node does not hold a lease any more; the text says why.
     LeaseLost(LeaseId, String),
     /// Take everything down; answered when it is.
     Stop(Box<dyn FnOnce() + Send>),
+    /// Time to look at what waits for room.
+    #[doc(hidden)]
+    Look,
 }
 
 #[doc(hidden)]
@@ -225,6 +243,12 @@ pub struct Prepared {
 impl From<Inbound<Placement>> for PlacementMsg {
     fn from(call: Inbound<Placement>) -> Self {
         Self::Call(call)
+    }
+}
+
+impl From<Inbound<Leavings>> for PlacementMsg {
+    fn from(call: Inbound<Leavings>) -> Self {
+        Self::Leaving(call)
     }
 }
 
@@ -243,8 +267,10 @@ impl fmt::Debug for PlacementMsg {
             Self::Notice(_) => "Notice",
             Self::Gone { .. } => "Gone",
             Self::Heir(_) => "Heir",
+            Self::Leaving(_) => "Leaving",
             Self::LeaseLost(..) => "LeaseLost",
             Self::Stop(_) => "Stop",
+            Self::Look => "Look",
         })
     }
 }
@@ -257,6 +283,10 @@ pub struct PlacementState {
     arguments: PlacementArguments,
     me: ActorRef<PlacementMsg>,
     instances: BTreeMap<InstanceId, Held>,
+    /// What is wanted and fits nowhere.
+    waiting: BTreeMap<InstanceId, Waiting>,
+    /// It will be looked at again.
+    looking: bool,
     last_counter: u64,
     /// When a node was last lost.
     last_gone: Option<Instant>,
@@ -265,6 +295,12 @@ pub struct PlacementState {
 struct Held {
     summary: InstanceSummary,
     conductor: ActorRef<ConductorMsg>,
+    /// What is wanted if nothing of it stands any more.
+    again: Wish,
+    /// What it was placed for, if that has waited for room, until it is ready.
+    wished: Option<Wish>,
+    /// Somebody has it taken down.
+    unwanted: bool,
     /// Who waits for it to be ready.
     waiting: Vec<Replier<Placement>>,
     /// Loads of the same model that came while it was going down.
@@ -273,25 +309,32 @@ struct Held {
 
 impl PlacementState {
     fn publish(&self) {
-        (self.arguments.instances)(self.instances.values().map(|held| held.summary.clone()).collect());
+        let waiting = self.waiting.values().map(|waiting| &waiting.summary);
+        (self.arguments.instances)(self.instances.values().map(|held| &held.summary).chain(waiting).cloned().collect());
     }
 
     fn call(&mut self, call: Inbound<Placement>) {
         match &call.request {
             PlacementRequest::Unload(instance) => {
                 let Some(reply) = call.reply else { return };
-                let Some(held) = self.instances.get(instance) else { return reply.reply(Ok(PlacementReply::NoInstance)) };
+                if self.waiting.remove(instance).is_some() {
+                    self.publish();
+                    return reply.reply(Ok(PlacementReply::Done));
+                }
+                let Some(held) = self.instances.get_mut(instance) else { return reply.reply(Ok(PlacementReply::NoInstance)) };
+                held.unwanted = true;
                 let done = Box::new(move || reply.reply(Ok(PlacementReply::Done)));
                 // If the conductor has stopped, dropping the answer tells the caller.
                 let _ = held.conductor.cast(ConductorMsg::Unload(done));
             }
             PlacementRequest::Has(instance) => {
-                let stays = |held: &Held| !matches!(held.summary.state, InstanceState::Stopping(_) | InstanceState::Failed(_));
-                let has = self.instances.get(instance).is_some_and(stays);
+                let has = self.instances.get(instance).is_some_and(|held| !held.summary.state.is_gone());
                 let answer = if has { PlacementReply::Done } else { PlacementReply::NoInstance };
                 call.reply.into_iter().for_each(|way| way.reply(Ok(answer.clone())));
             }
-            PlacementRequest::Load { model, .. } | PlacementRequest::Plan { model, .. } => self.prepare(model.clone(), call),
+            PlacementRequest::Load { model, .. } | PlacementRequest::Plan { model, .. } | PlacementRequest::Want { model, .. } => {
+                self.prepare(model.clone(), call)
+            }
         }
     }
 
@@ -309,10 +352,15 @@ impl PlacementState {
                 Ok((model, card))
             };
             let result: Result<(LocalModel, ModelCard), String> = look.await;
-            let elsewhere = match (&result, &call.request) {
-                (Ok((model, card)), PlacementRequest::Load { reuse, goal, .. }) => {
+            let wanted = match &call.request {
+                PlacementRequest::Load { reuse, goal, .. } => Some((*reuse, goal)),
+                PlacementRequest::Want { goal, .. } => Some((Reuse::Fitting, goal)),
+                _ => None,
+            };
+            let elsewhere = match (&result, wanted) {
+                (Ok((model, card)), Some((reuse, goal))) => {
                     let goal = Goal { context_tokens: goal.context_tokens.min(card.context_tokens), ..goal.clone() };
-                    elsewhere(&ground, &model.sha256, *reuse, &goal, gone).await
+                    elsewhere(&ground, &model.sha256, reuse, &goal, gone).await
                 }
                 _ => Elsewhere::Nothing,
             };
@@ -330,10 +378,10 @@ impl PlacementState {
             Ok(found) => found,
             Err(reason) => return refuse(call, reason),
         };
-        let (reuse, goal, smaller) = match &call.request {
-            PlacementRequest::Load { reuse, goal, smaller, .. } => {
-                (*reuse, Goal { context_tokens: goal.context_tokens.min(card.context_tokens), ..goal.clone() }, *smaller)
-            }
+        let of_model = |goal: &Goal| Goal { context_tokens: goal.context_tokens.min(card.context_tokens), ..goal.clone() };
+        let (reuse, goal, smaller, waits) = match &call.request {
+            PlacementRequest::Load { reuse, goal, smaller, .. } => (*reuse, of_model(goal), *smaller, false),
+            PlacementRequest::Want { goal, .. } => (Reuse::Fitting, of_model(goal), false, true),
             PlacementRequest::Plan { goal, .. } => {
                 return match self.plans(&model, &card, goal.clone()) {
                     Ok(plans) => call.reply.into_iter().for_each(|way| way.reply(Ok(PlacementReply::Plans(plans.clone())))),
@@ -375,13 +423,18 @@ impl PlacementState {
         let best = match plans.map(|plans| plans.into_iter().next()) {
             Ok(Some(best)) => best,
             Ok(None) => return refuse(call, "no plan was found".to_owned()),
-            Err(error @ (PlanError::NotEnoughMemory(_) | PlanError::NoSplit(_))) if self.leases_may_end() => {
+            Err(error @ (PlanError::NotEnoughMemory(_) | PlanError::NoSplit(_))) if self.leases_may_end() && !waits => {
                 tracing::info!(target: "shoal::conductor", model = %model.name, %error, "waiting for the leases of a node that is gone");
                 return self.again(call);
             }
-            Err(error) => return refuse(call, error.to_string()),
+            Err(error) if waits && may_fit_later(&error) => {
+                let goal = Goal { sha256: Some(model.sha256.clone()), only_on_disk: true, ..goal };
+                let summary = self.wish(Wish { model, card, goal, tries: 0 }, error.to_string());
+                return call.reply.into_iter().for_each(|way| way.reply(Ok(PlacementReply::Waiting(Box::new(summary.clone())))));
+            }
+            Err(error) => return refuse(call, self.waits_because(&model.sha256, error.to_string())),
         };
-        match self.start(model, card, goal, best).await {
+        match self.start(Wish { model, card, goal, tries: 0 }, best, waits).await {
             Ok(instance) => {
                 if let Some(held) = self.instances.get_mut(&instance) {
                     held.waiting.extend(call.reply);
@@ -411,18 +464,23 @@ impl PlacementState {
         self.arguments.ground.env.spawner.task("prepare", Box::pin(later));
     }
 
-    async fn start(&mut self, model: LocalModel, card: ModelCard, goal: Goal, plan: Plan) -> Result<InstanceId, String> {
-        let ground = &self.arguments.ground;
-        let instance = InstanceId::random(&*ground.env.rng);
+    /// What a new instance is called, and under which term it begins.
+    fn next_name(&mut self) -> (InstanceId, Term) {
         self.last_counter += 1;
-        let term = Term { counter: self.last_counter, node: ground.node };
-        let holders: Vec<NodeId> = plan.nodes().collect();
-        let view = self.arguments.ground.membership.view();
-        let members = journal::members(&holders, std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node)));
+        let ground = &self.arguments.ground;
+        (InstanceId::random(&*ground.env.rng), Term { counter: self.last_counter, node: ground.node })
+    }
+
+    /// Places a model. If it `waits`, it waits for room again should this fail.
+    async fn start(&mut self, wish: Wish, plan: Plan, waits: bool) -> Result<InstanceId, String> {
+        let (instance, term) = self.next_name();
+        let ground = &self.arguments.ground;
+        let members = ground.members(plan.nodes());
+        let Wish { model, card, goal, .. } = wish.clone();
         let goal = Goal { sha256: Some(model.sha256.clone()), only_on_disk: true, ..goal };
         let order = Order { instance, term, epoch: PlanEpoch(0), model, card, goal, plan, members };
         let arguments = ConductorArguments { ground: ground.clone(), order, begin: Begin::anew(), state: self.sink(instance, term) };
-        self.conduct(InstanceState::Leasing, arguments).await
+        self.conduct(InstanceState::Leasing, arguments, waits.then_some(wish)).await
     }
 
     /// What a conductor of this node reports to.
@@ -436,19 +494,20 @@ impl PlacementState {
         let (instance, term) = (heir.instance(), heir.order().term);
         let arguments = ConductorArguments::heir(self.arguments.ground.clone(), heir, self.sink(instance, term));
         let begins = InstanceState::Recovering("its conductor is gone".to_owned());
-        match self.conduct(begins, arguments).await {
+        match self.conduct(begins, arguments, None).await {
             Ok(_) => self.publish(),
             Err(reason) => tracing::error!(target: "shoal::conductor", ?instance, %reason, "an instance that was taken over is lost"),
         }
     }
 
     /// Starts a conductor.
-    async fn conduct(&mut self, begins: InstanceState, arguments: ConductorArguments) -> Result<InstanceId, String> {
+    async fn conduct(&mut self, begins: InstanceState, arguments: ConductorArguments, wished: Option<Wish>) -> Result<InstanceId, String> {
+        let again = Wish::again(&arguments.order);
         let summary = InstanceSummary::of(&arguments.order, begins);
         let instance = summary.instance;
         let spawned = Actor::spawn_linked(None, Conductor, arguments, self.me.get_cell()).await;
         let (conductor, _) = spawned.map_err(|error| format!("the conductor did not start: {error}"))?;
-        let held = Held { summary, conductor, waiting: Vec::new(), after: Vec::new() };
+        let held = Held { summary, conductor, again, wished, unwanted: false, waiting: Vec::new(), after: Vec::new() };
         if let Some(before) = self.instances.insert(instance, held)
             && let Some(held) = self.instances.get_mut(&instance)
         {
@@ -462,8 +521,10 @@ impl PlacementState {
         // A conductor that was superseded, perhaps by another one of this node, has no say any more.
         let Some(held) = self.instances.get_mut(&instance).filter(|held| held.summary.term == term) else { return };
         held.summary.state = state.clone();
+        let waits = matches!(state, InstanceState::Waiting(_));
         match state {
             InstanceState::Ready => {
+                held.wished = None;
                 if let Some(running) = running {
                     held.summary.runs(&running);
                     self.arguments.schedulers.insert(instance, running.scheduler);
@@ -474,10 +535,19 @@ impl PlacementState {
             InstanceState::Stopping(reason) => {
                 held.waiting.drain(..).for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })));
             }
-            InstanceState::Failed(reason) => {
-                if let Some(held) = self.instances.remove(&instance) {
-                    held.waiting.into_iter().for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })));
-                    held.after.into_iter().for_each(|call| self.call(call));
+            InstanceState::Failed(reason) | InstanceState::Waiting(reason) => {
+                if let Some(mut held) = self.instances.remove(&instance) {
+                    std::mem::take(&mut held.waiting)
+                        .into_iter()
+                        .for_each(|way| way.reply(Err(PlacementRefusal { reason: reason.clone() })));
+                    let after = std::mem::take(&mut held.after);
+                    match held.wished.take() {
+                        _ if held.unwanted => {}
+                        Some(wish) => self.tried(held, wish, reason),
+                        None if waits => self.waits(held, reason),
+                        None => {}
+                    }
+                    after.into_iter().for_each(|call| self.call(call));
                 }
             }
             _ => {}
@@ -492,9 +562,11 @@ impl PlacementState {
     }
 
     /// Takes every instance down; `done` is called when the last is.
-    fn stop(&self, done: Box<dyn FnOnce() + Send>) {
+    fn stop(&mut self, done: Box<dyn FnOnce() + Send>) {
+        self.pass_on();
         let last = Countdown::new(done);
-        for held in self.instances.values() {
+        for held in self.instances.values_mut() {
+            held.unwanted = true;
             let last = last.clone();
             let _ = held.conductor.cast(ConductorMsg::Unload(Box::new(move || drop(last))));
         }
@@ -518,7 +590,8 @@ fn plans(ground: &Ground, model: &LocalModel, card: &ModelCard, mut goal: Goal) 
     // Every stage reads its own tensors from its own disk.
     goal.only_on_disk = true;
     goal.context_tokens = goal.context_tokens.min(card.context_tokens);
-    let (cards, links) = (ground.cards(model), (ground.links)());
+    let (mut cards, links) = (ground.cards(model), (ground.links)());
+    cards.retain(|card| !card.leaving);
     let mut plans = plan(&PlanRequest { cards: &cards, links: &links, model: card, goal: &goal })?;
     plans.truncate(PLANS_MAX);
     Ok(plans)
@@ -530,7 +603,15 @@ impl Actor for PlacementActor {
     type Arguments = PlacementArguments;
 
     async fn pre_start(&self, me: ActorRef<PlacementMsg>, arguments: PlacementArguments) -> Result<PlacementState, ActorProcessingErr> {
-        Ok(PlacementState { arguments, me, instances: BTreeMap::new(), last_counter: 0, last_gone: None })
+        Ok(PlacementState {
+            arguments,
+            me,
+            instances: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            looking: false,
+            last_counter: 0,
+            last_gone: None,
+        })
     }
 
     async fn handle(
@@ -558,8 +639,14 @@ impl Actor for PlacementActor {
                 succeed(&state.arguments.ground, node, move |heir| drop(me.cast(PlacementMsg::Heir(Box::new(heir)))));
             }
             PlacementMsg::Heir(heir) => state.heir(*heir).await,
+            PlacementMsg::Leaving(call) => {
+                let me = state.me.clone();
+                let conductor = |instance| state.instances.get(&instance).map(|held| held.conductor.clone());
+                serve_leaving(&state.arguments.ground, call, conductor, move |heir| drop(me.cast(PlacementMsg::Heir(Box::new(heir)))));
+            }
             PlacementMsg::LeaseLost(lease, reason) => state.tell(|| ConductorMsg::LeaseLost(lease, reason.clone())),
             PlacementMsg::Stop(done) => state.stop(done),
+            PlacementMsg::Look => state.look().await,
         }
         Ok(())
     }

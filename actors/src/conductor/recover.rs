@@ -6,13 +6,14 @@
 //! that no frame of an attempt before is taken for one of this.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
 
-use super::assemble::{Assembled, Failure, Ground, Order, Paid, assemble, give_back, take_down};
-use super::journal;
+use super::assemble::{Assembled, Cancel, Failure, Ground, Order, Paid, assemble, give_back, take_down};
 use super::succession::describe;
+use crate::env::TextModel;
 use crate::ids::{NodeId, PlanEpoch};
 use crate::lease::LeaseUse;
 use crate::plan::{Goal, Plan, PlanRequest, plan, repair};
@@ -26,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct Standing {
     pub(super) order: Order,
     pub(super) paid: Vec<Paid>,
+    /// The model's tokenizer and template, if they are known.
+    pub(super) text: Option<Arc<dyn TextModel>>,
 }
 
 /// A pipeline that was made whole.
@@ -41,15 +44,18 @@ pub(super) struct Recovered {
 ///
 /// # Errors
 /// Words for the user: what is missing. Nothing stands any more then, and every lease is given back.
-pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recovered, String> {
-    let Standing { mut order, mut paid } = standing;
+pub(super) async fn recover(ground: &Ground, standing: Standing, cancel: &Cancel) -> Result<Recovered, String> {
+    let Standing { mut order, mut paid, text } = standing;
     // Nodes that were asked to take layers in the last attempt, and did not.
     let mut avoided = BTreeSet::new();
     let mut placed = false;
     let mut reason = String::new();
     for attempt in 1..=ATTEMPTS {
+        if cancel.asked() {
+            break;
+        }
         order.epoch = PlanEpoch(order.epoch.0 + 1);
-        if let Err(error) = rearrange(ground, &mut order, &mut paid, &avoided).await {
+        if let Err(error) = rearrange(ground, &mut order, &mut paid, &avoided, cancel).await {
             reason = error;
             if avoided.is_empty() {
                 break;
@@ -59,10 +65,9 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
             continue;
         }
         placed |= paid.iter().any(Option::is_none);
-        match assemble(ground, &order, &paid, &|| {}).await {
+        match assemble(ground, &order, &paid, (text.clone(), cancel), &|| {}).await {
             Ok(assembled) => {
-                tell_owners(ground, &order).await;
-                describe(ground, &order).await;
+                futures::future::join(tell_owners(ground, &order), describe(ground, &order)).await;
                 return Ok(Recovered { order, placed, assembled });
             }
             Err(Failure { reason: why, stages }) => {
@@ -77,7 +82,7 @@ pub(super) async fn recover(ground: &Ground, standing: Standing) -> Result<Recov
                 }
             }
         }
-        ground.env.clock.sleep_until(ground.env.clock.now() + PAUSE * attempt).await;
+        let _ = cancel.unless(ground.env.clock.sleep_until(ground.env.clock.now() + PAUSE * attempt)).await;
     }
     let leases: Vec<Vec<LeaseUse>> = paid.into_iter().map(Option::unwrap_or_default).collect();
     take_down(ground, &order, &leases).await;
@@ -96,7 +101,7 @@ pub(super) async fn tell_owners(ground: &Ground, order: &Order) {
 }
 
 /// Gives up a stage of which its holder will not make use again.
-async fn lose(ground: &Ground, order: &Order, paid: &mut [Paid], index: usize, leases: &[LeaseUse]) {
+pub(super) async fn lose(ground: &Ground, order: &Order, paid: &mut [Paid], index: usize, leases: &[LeaseUse]) {
     let owner = order.plan.stages[index].node;
     // The owner fences the memory, which ends the stage if it is there after all.
     give_back(ground, leases.iter().map(|lease| (owner, lease.lease)).collect()).await;
@@ -106,7 +111,13 @@ async fn lose(ground: &Ground, order: &Order, paid: &mut [Paid], index: usize, l
 }
 
 /// Finds a place for every stage whose holder is not there or is not paid.
-async fn rearrange(ground: &Ground, order: &mut Order, paid: &mut Vec<Paid>, avoided: &BTreeSet<NodeId>) -> Result<(), String> {
+async fn rearrange(
+    ground: &Ground,
+    order: &mut Order,
+    paid: &mut Vec<Paid>,
+    avoided: &BTreeSet<NodeId>,
+    cancel: &Cancel,
+) -> Result<(), String> {
     let view = ground.membership.view();
     let mut lost = BTreeSet::new();
     for index in 0..order.plan.stages.len() {
@@ -120,7 +131,9 @@ async fn rearrange(ground: &Ground, order: &mut Order, paid: &mut Vec<Paid>, avo
         }
     }
     if !lost.is_empty() {
-        let goal = |order: &Order| Goal { excluded: order.goal.excluded.union(avoided).copied().collect(), ..order.goal.clone() };
+        let leaving = ground.leaving();
+        let without: BTreeSet<NodeId> = order.goal.excluded.iter().chain(avoided).chain(&leaving).copied().collect();
+        let goal = |order: &Order| Goal { excluded: without.clone(), ..order.goal.clone() };
         let repaired = {
             let (cards, links, goal) = (ground.cards(&order.model), (ground.links)(), goal(order));
             repair(&PlanRequest { cards: &cards, links: &links, model: &order.card, goal: &goal }, &order.plan, &lost)
@@ -135,14 +148,12 @@ async fn rearrange(ground: &Ground, order: &mut Order, paid: &mut Vec<Paid>, avo
             // What was given back is on its owners' cards when they have gossiped.
             let pinned = BTreeSet::new();
             let goal = Goal { pinned, nodes_min: 1, ..goal(order) };
-            let plan = scratch(ground, order, &goal).await?;
+            let plan = cancel.unless(scratch(ground, order, &goal)).await.unwrap_or_else(|| Err("it was unloaded".to_owned()))?;
             *paid = plan.stages.iter().map(|_| None).collect();
             order.plan = plan;
         }
     }
-    let holders: Vec<NodeId> = order.plan.nodes().collect();
-    let view = ground.membership.view();
-    order.members = journal::members(&holders, std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node)));
+    order.members = ground.members(order.plan.nodes());
     Ok(())
 }
 

@@ -29,8 +29,8 @@ pub struct Heir {
     pub(super) order: Order,
     pub(super) paid: Vec<Paid>,
     pub(super) entries: Vec<JournalEntry>,
-    /// Who conducted it before.
-    pub(super) from: NodeId,
+    /// Why somebody else conducts it no more.
+    pub(super) reason: String,
 }
 
 impl std::fmt::Debug for Heir {
@@ -55,7 +55,7 @@ impl Heir {
 /// `None` if it may not.
 fn rank(view: &ClusterView, record: &InstanceRecord, gone: NodeId) -> Option<u32> {
     let has_model = |node: &NodeId| view.card(*node).is_some_and(|card| card.models.iter().any(|model| model.sha256 == record.sha256));
-    let may = |node: &NodeId| *node != gone && view.is_present(*node) && has_model(node);
+    let may = |node: &NodeId| *node != gone && view.is_present(*node) && !view.is_leaving(*node) && has_model(node);
     let heirs: BTreeSet<NodeId> = record.members.iter().copied().filter(may).collect();
     heirs.iter().position(|node| *node == view.me).and_then(|place| u32::try_from(place).ok())
 }
@@ -92,7 +92,8 @@ async fn take_over(ground: &Ground, instance: InstanceId, before: Term, record: 
             return None;
         }
         let term = Term { counter: known.counter + 1, node: ground.node };
-        match claim(ground, instance, (record, before.node), term).await {
+        let reason = format!("node {}, which conducted it, is gone", before.node.short());
+        match claim(ground, instance, (record, reason), term).await {
             Ok(heir) => return Some(heir),
             Err(reason) => tracing::info!(target: "shoal::conductor", ?instance, attempt, %reason, "an instance was not taken over"),
         }
@@ -101,13 +102,28 @@ async fn take_over(ground: &Ground, instance: InstanceId, before: Term, record: 
     None
 }
 
-async fn claim(ground: &Ground, instance: InstanceId, (record, from): (&InstanceRecord, NodeId), term: Term) -> Result<Heir, String> {
+/// Takes over at once what `from` conducts and cannot keep, because it leaves. The record is its newest, with everybody who remembers
+/// requests of the instance.
+///
+/// # Errors
+/// Why it is not taken over, in words.
+pub(super) async fn take_over_from(ground: &Ground, from: NodeId, instance: InstanceId, record: &InstanceRecord) -> Result<Heir, String> {
+    if record.term.node != from {
+        return Err(format!("node {from:?} does not conduct under a term of node {:?}", record.term.node));
+    }
+    let describe = JournalRequest::Describe { instance, term: record.term, record: Box::new(record.clone()) };
+    let known = ground.journal.lock().unwrap_or_else(PoisonError::into_inner).apply(ground.env.clock.now(), describe);
+    known.map_err(|refusal| refusal.to_string())?;
+    let term = Term { counter: record.term.counter + 1, node: ground.node };
+    claim(ground, instance, (record, format!("node {}, which conducted it, leaves", from.short())), term).await
+}
+
+async fn claim(ground: &Ground, instance: InstanceId, (record, reason): (&InstanceRecord, String), term: Term) -> Result<Heir, String> {
     let (find, sha256) = (Arc::clone(&ground.models), record.sha256.clone());
     let model = ground.env.blocking("shoal-model", move || find(&sha256)).await?.ok_or("this node does not have the model")?;
     let view = ground.membership.view();
     let holders: Vec<NodeId> = record.plan.nodes().collect();
-    let others = std::iter::once(ground.node).chain(view.alive().map(|(node, _)| node));
-    let members = journal::members(&holders, others);
+    let members = ground.members(holders.iter().copied());
 
     // What members remember; none of them hears the old conductor after this.
     let asked: BTreeSet<NodeId> = record.members.iter().copied().filter(|node| view.is_present(*node)).chain([ground.node]).collect();
@@ -157,8 +173,8 @@ async fn claim(ground: &Ground, instance: InstanceId, (record, from): (&Instance
         plan: record.plan.clone(),
         members,
     };
-    tracing::warn!(target: "shoal::conductor", ?instance, ?from, "this node takes an instance over");
-    Ok(Heir { order, paid, entries: journal::merge(remembered).into_values().collect(), from })
+    tracing::warn!(target: "shoal::conductor", ?instance, %reason, "this node takes an instance over");
+    Ok(Heir { order, paid, entries: journal::merge(remembered).into_values().collect(), reason })
 }
 
 /// What a member remembers of an instance's requests, part by part; as much of it as comes, if it goes away in between.
@@ -190,18 +206,25 @@ async fn collect(ground: &Ground, member: NodeId, instance: InstanceId, term: Te
     }
 }
 
+impl Order {
+    /// What its members remember of it.
+    pub(super) fn record(&self) -> InstanceRecord {
+        InstanceRecord {
+            term: self.term,
+            epoch: self.epoch,
+            model: self.model.name.clone(),
+            sha256: self.model.sha256.clone(),
+            card: self.card.clone(),
+            goal: self.goal.clone(),
+            plan: self.plan.clone(),
+            members: self.members.clone(),
+        }
+    }
+}
+
 /// Has the other members remember what an instance is. Resolves when one does, or none can.
 pub(super) async fn describe(ground: &Ground, order: &Order) {
-    let record = InstanceRecord {
-        term: order.term,
-        epoch: order.epoch,
-        model: order.model.name.clone(),
-        sha256: order.model.sha256.clone(),
-        card: order.card.clone(),
-        goal: order.goal.clone(),
-        plan: order.plan.clone(),
-        members: order.members.clone(),
-    };
+    let record = order.record();
     let request = JournalRequest::Describe { instance: order.instance, term: order.term, record: Box::new(record) };
     let mut calls: Vec<_> = order
         .members

@@ -204,6 +204,7 @@ pub(crate) fn test_card(node: NodeId, incarnation: u64) -> NodeCard {
         instances: Vec::new(),
         addresses: vec!["192.168.0.1:4000".to_owned()],
         api: None,
+        leaving: false,
     }
 }
 

@@ -54,6 +54,16 @@ impl ClusterView {
         self.members.get(&node).is_some_and(|member| member.state.is_present())
     }
 
+    /// Those who are there and stay: of them replacements are chosen. Whoever is about to leave is none of them.
+    pub fn staying(&self) -> impl Iterator<Item = (NodeId, &MemberView)> {
+        self.alive().filter(|(_, member)| !member.card.leaving)
+    }
+
+    /// Whether a node has said that it is about to leave. One that is gone has left.
+    pub fn is_leaving(&self, node: NodeId) -> bool {
+        self.card(node).is_some_and(|card| card.leaving)
+    }
+
     /// Those who are alive beyond doubt, this node included.
     pub fn alive(&self) -> impl Iterator<Item = (NodeId, &MemberView)> {
         self.members.iter().filter(|(_, member)| member.state == MemberState::Alive).map(|(node, member)| (*node, member))

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::conductor::instance::{InstanceState, InstanceSummary};
 use crate::env::Clock;
 use crate::ids::{InstanceId, NodeId, RequestId};
 use crate::membership::Membership;
@@ -34,7 +35,9 @@ pub(super) fn locate(membership: Membership) -> impl Fn(InstanceId) -> Option<No
     move |instance| {
         let view = membership.view();
         let known = view.present().flat_map(|(node, member)| member.card.instances.iter().map(move |known| (node, known)));
-        let here = known.filter(|(node, known)| known.instance == instance && known.term.node == *node);
+        // What waits for room is conducted by nobody.
+        let conducted = |known: &InstanceSummary| !matches!(known.state, InstanceState::Waiting(_));
+        let here = known.filter(|(node, known)| known.instance == instance && known.term.node == *node && conducted(known));
         here.max_by_key(|(_, known)| known.term).map(|(node, _)| node)
     }
 }

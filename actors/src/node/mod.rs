@@ -39,7 +39,7 @@ pub use pool::{LeaseFailure, Pool, UserLease};
 
 use crate::catalog::{Catalog, CatalogError, Reference};
 use crate::conductor::instance::{InstanceState, InstanceSummary};
-use crate::conductor::{Placement, PlacementMsg, PlacementReply, PlacementRequest, Reuse};
+use crate::conductor::{Drain, Placement, PlacementMsg, PlacementReply, PlacementRequest, Reuse, Undrained};
 use crate::discovery::Discovery;
 use crate::env::{BoxFuture, Env, Trouble};
 use crate::ids::{InstanceId, LeaseId, NodeId, RequestId};
@@ -63,6 +63,8 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(660);
 /// How long planning may take: the placing node reads the model's header.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long a node that leaves takes to give away what it has, unless told otherwise.
+pub const DRAIN: Duration = Duration::from_secs(30);
 /// How long a conductor may take to say whether it still has an instance.
 const PRESENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it takes a member, at most, to be seen as the heir of a conductor that is gone: its death is noticed, the claim made and
@@ -332,14 +334,19 @@ impl Node {
     /// nodes choose the same. `usable` says whether this node can use what it has.
     fn placer(&self, name: &str, sha256: Option<&str>, usable: bool) -> Option<(NodeId, String)> {
         let view = self.view();
-        let having = view.alive().filter(|(node, _)| usable || *node != self.0.node).filter_map(|(node, member)| {
+        let having = view.staying().filter(|(node, _)| usable || *node != self.0.node).filter_map(|(node, member)| {
             let found = member.card.models.iter().find(|model| sha256.map_or(model.name == name, |hash| model.sha256 == hash))?;
             Some((node, found.sha256.clone()))
         });
         let local = sha256.map(|hash| (self.0.node, hash.to_owned()));
         let weight = |(node, hash): &(NodeId, String)| *blake3::hash(&[hash.as_bytes(), &node.0].concat()).as_bytes();
+        // Where the model waits for room it is known what it is wanted for.
+        let waits = |(node, hash): &(NodeId, String)| {
+            let waits = |known: &InstanceSummary| matches!(known.state, InstanceState::Waiting(_)) && known.sha256 == *hash;
+            view.card(*node).is_some_and(|card| card.instances.iter().any(waits))
+        };
         // A file outside the models folder is in nobody's card, so this node has to place it.
-        having.max_by_key(weight).or(local)
+        having.max_by_key(|found| (waits(found), weight(found))).or(local)
     }
 
     fn unknown(&self, model: &str) -> NodeError {
@@ -414,6 +421,22 @@ impl Node {
     /// If no node has it, it fits nowhere, or a node cannot load its layers; the text says what is missing.
     pub fn load<'a>(&'a self, model: &'a str, goal: Goal, replica: bool) -> BoxFuture<'a, Result<InstanceSummary, NodeError>> {
         Box::pin(self.instance(model, goal, if replica { Reuse::Never } else { Reuse::Fitting }))
+    }
+
+    /// As [`Node::load`], but a model that fits nowhere waits until there is room for it, in the state
+    /// [`InstanceState::Waiting`]: that resolves at once. It is then placed by itself; [`Node::unload`] takes the wish back.
+    ///
+    /// # Errors
+    /// If no node has it, or it can never be placed as the goal says.
+    pub fn want<'a>(&'a self, model: &'a str, goal: Goal) -> BoxFuture<'a, Result<InstanceSummary, NodeError>> {
+        Box::pin(async move {
+            let found = self.find(model).await?;
+            let request = PlacementRequest::Want { model: found.asked.clone(), goal };
+            match self.ask(model, &found, request, LOAD_TIMEOUT).await? {
+                PlacementReply::Ready(summary) | PlacementReply::Waiting(summary) => Ok(*summary),
+                _ => Err(other_question()),
+            }
+        })
     }
 
     async fn instance(&self, model: &str, goal: Goal, reuse: Reuse) -> Result<InstanceSummary, NodeError> {
@@ -557,9 +580,35 @@ impl Node {
         }
     }
 
+    /// Gets ready to leave: from now on this node is given nothing new, the stages that it holds move to other nodes while their
+    /// pipelines run, and what it conducts is handed to others. Resolves when nothing is left, or `within` is over, or at once if what
+    /// is left fits nowhere else and answers nobody; gives what is left.
+    pub fn drain(&self, within: Duration) -> BoxFuture<'_, Vec<Undrained>> {
+        let clock = Arc::clone(&self.0.env.clock);
+        let drain = Drain {
+            node: self.0.node,
+            clock: Arc::clone(&clock),
+            services: self.0.services.clone(),
+            membership: self.0.membership.clone(),
+            leases: self.0.leases.clone(),
+        };
+        Box::pin(async move { drain.run(clock.now() + within).await })
+    }
+
+    /// Leaves the cluster: gives away what this node conducts and holds, for at most [`DRAIN`] ([`Node::drain`]), and then as
+    /// [`Node::leave_at_once`].
+    pub fn leave(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            if !self.0.left.initialized() {
+                drop(self.drain(DRAIN).await);
+            }
+            self.leave_at_once().await;
+        })
+    }
+
     /// Leaves the cluster: takes down what this node conducts and holds, says good-bye, stops every actor and thread and
     /// frees every port.
-    pub fn leave(&self) -> BoxFuture<'_, ()> {
+    pub fn leave_at_once(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.0.left.get_or_init(|| self.0.stop()).await;
         })

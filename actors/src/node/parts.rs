@@ -13,7 +13,7 @@ use super::{Inner, Node};
 use crate::card::NodeCard;
 use crate::catalog::{Catalog, CatalogEffects, CatalogSettings};
 use crate::conductor::journal::{Journal, JournalStore};
-use crate::conductor::{Ground, LocalFiles, Placement, PlacementActor, PlacementArguments, PlacementMsg, Schedulers};
+use crate::conductor::{Ground, Leavings, LocalFiles, Placement, PlacementActor, PlacementArguments, PlacementMsg, Schedulers};
 use crate::discovery::{CONNECTIONS_TARGET, Discovery, DiscoveryActor, DiscoveryArguments};
 use crate::env::{Beacon, Env, Http, Instant, NetworkConfig, NetworkError};
 use crate::ids::Incarnation;
@@ -57,6 +57,7 @@ pub(super) struct Settings {
     pub(super) beacon: Option<Arc<dyn Beacon>>,
     pub(super) catalog: CatalogSettings,
     pub(super) http: Arc<dyn Http>,
+    pub(super) replan_after: Duration,
     pub(super) lock: Option<FolderLock>,
 }
 
@@ -240,6 +241,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
             links: Arc::new(move || crate::conductor::links(&measured.links())),
             journal,
             models: Arc::new(move |sha256| known.model(&store, sha256)),
+            replan_after: settings.replan_after,
         },
         catalog: catalog.clone(),
         files,
@@ -250,6 +252,7 @@ pub(super) async fn start(settings: Settings) -> Result<Node, StartError> {
         Actor::spawn_linked(None, PlacementActor, arguments, supervisor.get_cell()).await.map_err(|e| part("placement")(e.to_string()))?;
     let _ = supervisor.cast(SupervisorMsg::Vital(placement.get_id()));
     services.serve_actor::<Placement, _>(placement.clone()).map_err(|e| part("placement")(e.to_string()))?;
+    services.serve_actor::<Leavings, _>(placement.clone()).map_err(|e| part("placement")(e.to_string()))?;
     services.serve_actor::<StageNotices, _>(placement.clone()).map_err(|e| part("placement")(e.to_string()))?;
     let told = placement.clone();
     membership.subscribe(Box::new(move |event| {

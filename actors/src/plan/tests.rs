@@ -37,6 +37,7 @@ pub(super) fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f6
         instances: vec![],
         addresses: vec![],
         api: None,
+        leaving: false,
     }
 }
 

@@ -97,6 +97,8 @@ pub enum SchedulerMsg {
     Resume(Box<Pipeline>),
     /// Others remember its requests from now on.
     Members(Vec<NodeId>),
+    /// Called with every open request as far as it is, for whoever goes on with them.
+    Entries(Box<dyn FnOnce(Vec<JournalEntry>) + Send>),
     /// Called if no request is open; else dropped.
     IfIdle(Box<dyn FnOnce() + Send>),
     /// The instance broke: every request ends with this reason.
@@ -122,6 +124,7 @@ impl std::fmt::Debug for SchedulerMsg {
             Self::Suspend => "Suspend",
             Self::Resume(_) => "Resume",
             Self::Members(_) => "Members",
+            Self::Entries(_) => "Entries",
             Self::IfIdle(_) => "IfIdle",
             Self::Broken(_) => "Broken",
             Self::Tick => "Tick",
@@ -578,6 +581,13 @@ impl Actor for SchedulerActor {
             SchedulerMsg::Members(members) => {
                 state.arguments.pipeline.members = members;
                 state.store_all();
+            }
+            SchedulerMsg::Entries(call) => {
+                let entry = |(id, (request, _)): (&RequestId, &(GenerateRequest, u32))| {
+                    let (prompt, emitted) = state.machine.known(*id)?;
+                    Some(JournalEntry { request: request.clone(), prompt: prompt.to_vec(), emitted: emitted.to_vec(), ended: None })
+                };
+                call(state.requests.iter().filter_map(entry).collect());
             }
             SchedulerMsg::IfIdle(call) if state.requests.is_empty() => call(),
             SchedulerMsg::IfIdle(_) => {}

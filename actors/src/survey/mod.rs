@@ -86,6 +86,7 @@ impl Facts {
             instances: Vec::new(),
             addresses: Vec::new(),
             api: None,
+            leaving: false,
         }
     }
 }

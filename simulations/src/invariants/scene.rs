@@ -161,6 +161,7 @@ pub(super) mod tests {
             instances: vec![],
             addresses: vec![],
             api: None,
+            leaving: false,
         };
         MemberView { card: Arc::new(card), state, since: Instant::from_nanos(0), connected: true, rtt: Some(Duration::ZERO) }
     }

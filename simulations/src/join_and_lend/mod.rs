@@ -107,7 +107,7 @@ async fn script(stage: Stage, options: Options) -> Result<(), String> {
     world.sleep(0, CALM).await;
 
     world.note("faults begin");
-    nemesis::harm(&stage, options.faults, Faults { pauses: false }).await?;
+    nemesis::harm(&stage, options.faults, Faults { pauses: false, leaves: false }).await?;
     world.note("faults end");
     lock(&stage.phases).quiet_since = Some(world.now());
     world.sleep(0, AGREE_WITHIN + AGREED).await;

@@ -89,7 +89,7 @@ impl Client {
         let node = &self.life.node;
         let Some(serving) = &node.serving else { return };
         let view = node.membership.view();
-        let cards: Vec<_> = view.alive().map(|(_, member)| (*member.card).clone()).collect();
+        let cards: Vec<_> = view.staying().map(|(_, member)| (*member.card).clone()).collect();
         let nodes_min = lock(&self.chance).between(1, 4.min(cards.len() as u64));
         let goal = Goal {
             context_tokens: model::CONTEXT,
@@ -147,7 +147,7 @@ impl Client {
                         lock(&stage.served).placed.push(Placed { instance, layers: model::card().layers, stages });
                     }
                 }
-                InstanceState::Stopping(_) | InstanceState::Failed(_) => {
+                InstanceState::Stopping(_) | InstanceState::Failed(_) | InstanceState::Waiting(_) => {
                     lock(&stage.instances).retain(|known, conductor| *known != instance || *conductor != me);
                 }
                 _ => {}

@@ -1,4 +1,4 @@
-//! Nodes place a model on each other and answer requests while nodes crash and pause and links are cut.
+//! Nodes place a model on each other and answer requests while nodes crash, pause and leave and links are cut.
 //!
 //! Each node runs the control plane and everything that holds stages and conducts, and a client, which has models
 //! placed over random numbers of nodes and asks any instance that it has heard of. What comes back is compared with
@@ -132,7 +132,7 @@ async fn script(stage: Stage, options: Options) -> Result<(), String> {
     world.sleep(0, CALM).await;
 
     world.note("faults begin");
-    nemesis::harm(&stage, options.faults, Faults { pauses: true }).await?;
+    nemesis::harm(&stage, options.faults, Faults { pauses: true, leaves: true }).await?;
     world.note("faults end");
     lock(&stage.phases).quiet_since = Some(world.now());
     world.sleep(0, AGREE_WITHIN).await;
