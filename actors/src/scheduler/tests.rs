@@ -15,7 +15,7 @@ use crate::stage::machine::StageMachine;
 use crate::stage::message::{Change, Open, Shared, Step, Tokens};
 
 const VOCABULARY: usize = 64;
-pub(super) const PAGE: usize = 4;
+const PAGE: usize = 4;
 
 /// A stage whose "keys" are the tokens themselves. Its activation carries the token; its logits point at a hash of
 /// everything the sequence has cached.

@@ -165,7 +165,9 @@ impl StageMachine {
         let tokens = open.shared.map(|shared| self.share(shared, number)).transpose()?.unwrap_or_default();
         let mut sampling = self.stage.is_last().then(|| Sampling::new(open));
         if let Some(sampling) = &mut sampling {
-            tokens.iter().for_each(|token| drop(sampling.accept(*token)));
+            for token in &tokens {
+                sampling.accept(*token);
+            }
         }
         self.sequences.insert(SequenceId(number), Known { runs: true, tokens, sampling });
         Ok(())
