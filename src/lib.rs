@@ -50,6 +50,7 @@ pub mod api;
 
 pub use ractor;
 pub use shoal_actors::catalog::{Cancel, Catalog, CatalogEffects, CatalogError, CatalogSettings, LocalModel, Phase, Progress};
+pub use shoal_actors::conductor::Undrained;
 pub use shoal_actors::conductor::instance::{InstanceState, InstanceSummary, StageSummary};
 pub use shoal_actors::ids::{InstanceId, LeaseId, NodeId, RequestId};
 pub use shoal_actors::membership::{ClusterView, MemberEvent, MemberState, MemberView};

@@ -304,7 +304,9 @@ async fn unload(ground: &Ground, requests: Vec<(NodeId, StageRequest)>) {
 /// Gives leases back to their owners.
 pub(super) async fn give_back(ground: &Ground, leases: Vec<(NodeId, LeaseId)>) {
     let view = ground.membership.view();
-    let (reachable, lost): (Vec<_>, Vec<_>) = leases.into_iter().partition(|(owner, _)| view.is_present(*owner));
+    // One that was killed is disconnected some time before it counts as gone.
+    let answers = |owner: NodeId| view.get(owner).is_some_and(|member| member.state.is_present() && member.connected);
+    let (reachable, lost): (Vec<_>, Vec<_>) = leases.into_iter().partition(|(owner, _)| answers(*owner));
     let ids = |leases: Vec<(NodeId, LeaseId)>| leases.into_iter().map(|(_, lease)| lease).collect::<Vec<_>>();
     // Asked for at once, answered perhaps never.
     drop(ground.keeper.release(&ids(lost)));

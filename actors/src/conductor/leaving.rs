@@ -74,8 +74,11 @@ pub enum LeavingRefusal {
     },
 }
 
-/// Where the word goes that something has moved, or why it has not. Dropped unused it says that there is no such instance any more.
-pub(super) struct Vacated(Option<Box<dyn FnOnce(Result<(), LeavingRefusal>) + Send>>, InstanceId);
+/// Hears that something has moved, or why it has not.
+type Tell = Box<dyn FnOnce(Result<(), LeavingRefusal>) + Send>;
+
+/// Where that word goes. Dropped unused it says that there is no such instance any more.
+pub(super) struct Vacated(Option<Tell>, InstanceId);
 
 impl Vacated {
     /// Tells `reply`.

@@ -50,6 +50,9 @@ fn given_back(cards: &[NodeCard], plan: &Plan) -> Vec<NodeCard> {
 pub(super) fn room(ground: &Ground, order: &Order, moved: &BTreeSet<usize>, without: &BTreeSet<NodeId>) -> Room {
     let (cards, links, goal) = (ground.cards(&order.model), (ground.links)(), goal(order, without));
     let request = |cards| PlanRequest { cards, links: &links, model: &order.card, goal: &goal };
+    if cards.iter().all(|card| without.contains(&card.node)) {
+        return Room::None("no other node is there to take it".to_owned());
+    }
     let beside = if moved.len() == order.plan.stages.len() {
         let best = plan(&request(&cards)).ok().and_then(|plans| plans.into_iter().next());
         best.map(|plan| Repair { kept: vec![None; plan.stages.len()], plan })
@@ -164,4 +167,81 @@ pub(super) fn same_stages(now: &Plan, then: &Plan) -> Vec<Option<usize>> {
     let same = |index: &usize, memory| now.stages.get(*index).is_some_and(|stage| stage.memory == memory);
     let mut place = |stage: &crate::plan::StagePlan| places.remove(&(stage.node, stage.layers.start, stage.layers.end));
     then.stages.iter().map(|stage| place(stage).filter(|index| same(index, stage.memory))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::LocalModel;
+    use crate::ids::{InstanceId, Term};
+    use crate::plan::tests::{card, id, smollm2};
+
+    const GB: u64 = 1_000_000_000;
+
+    /// The best order on these cards, whose memory for it is taken then.
+    fn placed(cards: &mut [NodeCard], goal: &Goal) -> Order {
+        let model = smollm2();
+        let plan = plan(&PlanRequest { cards, links: &LinkMatrix::new(), model: &model, goal }).expect("fits").remove(0);
+        for stage in &plan.stages {
+            let own = cards.iter_mut().filter(|card| card.node == stage.node);
+            own.for_each(|card| card.memory_free_bytes -= stage.memory.total());
+        }
+        let local = LocalModel {
+            name: model.name.clone(),
+            path: "model".into(),
+            sha256: "aa".to_owned(),
+            bytes: 1,
+            source: String::new(),
+            licence: None,
+            fetched_unix_seconds: None,
+        };
+        let term = Term { counter: 1, node: id(1) };
+        Order {
+            instance: InstanceId(1),
+            term,
+            epoch: PlanEpoch(0),
+            model: local,
+            card: model,
+            goal: goal.clone(),
+            plan,
+            members: Vec::new(),
+        }
+    }
+
+    fn moved(cards: &[NodeCard], order: &Order) -> Option<Repair> {
+        better_among(cards, &LinkMatrix::new(), order, &order.goal)
+    }
+
+    #[test]
+    fn a_plan_is_worth_a_move_from_a_quarter_on_and_if_there_is_room_beside_it() {
+        let with = |speed: f64, free: u64| {
+            let mut cards = vec![card(1, 1, GB, 10e9, 100e9)];
+            let order = placed(&mut cards, &Goal::default());
+            cards.push(card(2, 2, free, speed * 10e9, speed * 100e9));
+            moved(&cards, &order)
+        };
+        let repair = with(2.0, GB).expect("twice as fast");
+        assert_eq!((repair.plan.nodes().collect::<Vec<_>>(), repair.kept), (vec![id(2)], vec![None]));
+        assert_eq!(with(1.1, GB), None);
+        assert_eq!(with(2.0, 1_000_000), None);
+    }
+
+    #[test]
+    fn the_same_plan_is_never_better_than_itself() {
+        let mut cards: Vec<NodeCard> = (1..=3).map(|n| card(n, n as u128, GB, 10e9, 100e9)).collect();
+        let order = placed(&mut cards, &Goal { nodes_min: 3, ..Goal::default() });
+        assert_eq!(moved(&cards, &order), None);
+        assert_eq!(same_stages(&order.plan, &order.plan), [Some(0), Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn a_stage_that_stays_as_it_is_is_kept() {
+        let mut cards: Vec<NodeCard> = (1..=2).map(|n| card(n, n as u128, GB, 10e9, 100e9)).collect();
+        let order = placed(&mut cards, &Goal { nodes_min: 2, ..Goal::default() });
+        let mut then = order.plan.clone();
+        then.stages[1].node = id(3);
+        assert_eq!(same_stages(&order.plan, &then), [Some(0), None]);
+        then.stages[0].layers.end -= 1;
+        assert_eq!(same_stages(&order.plan, &then), [None, None]);
+    }
 }

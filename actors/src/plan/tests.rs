@@ -6,11 +6,11 @@ use crate::ids::Incarnation;
 
 const MB: u64 = 1_000_000;
 
-pub(super) fn id(n: usize) -> NodeId {
+pub(crate) fn id(n: usize) -> NodeId {
     NodeId([n as u8; 32])
 }
 
-pub(super) fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeCard {
+pub(crate) fn card(n: usize, host: u128, free: u64, read: f64, multiply_adds: f64) -> NodeCard {
     NodeCard {
         node: id(n),
         incarnation: Incarnation(1),

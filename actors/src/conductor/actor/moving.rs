@@ -1,6 +1,8 @@
 //! A conductor moves layers of a pipeline that runs, and hands the whole instance over.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
 
@@ -16,7 +18,6 @@ use crate::ids::{NodeId, PlanEpoch, RequestId};
 use crate::lease::LeaseUse;
 use crate::plan::Repair;
 use crate::scheduler::SchedulerMsg;
-use std::time::Duration;
 
 /// How long an heir may take to claim what it is handed.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(8);
@@ -80,7 +81,7 @@ impl ConductorState {
             return self.move_on();
         }
         let (me, ground) = (self.me.clone(), self.arguments.ground.clone());
-        let clock = std::sync::Arc::clone(&ground.env.clock);
+        let clock = Arc::clone(&ground.env.clock);
         let later = async move {
             let until = clock.now() + KNOWN_WITHIN;
             while !ground.membership.view().is_leaving(node) {
@@ -176,10 +177,8 @@ impl ConductorState {
         let (order, leases) = (self.arguments.order.clone(), self.leases.clone());
         let task = async move {
             let result = prepare(&ground, &order, &leases, (to, epoch), &cancel).await;
-            if let Err(returned) = me.cast(ConductorMsg::Ready(Box::new(Ready(epoch, result)))) {
-                // The conductor has ended meanwhile; nobody else knows of these stages.
-                drop(returned);
-            }
+            // A conductor lives on for a while after its end, and drops what nobody wants then.
+            let _ = me.cast(ConductorMsg::Ready(Box::new(Ready(epoch, result))));
         };
         self.arguments.ground.env.spawner.task("move", Box::pin(task));
     }
@@ -215,14 +214,14 @@ impl ConductorState {
         let kept: BTreeSet<usize> = prepared.kept.iter().flatten().copied().collect();
         let stages = std::mem::take(&mut self.leases).into_iter().enumerate().filter(|(index, _)| !kept.contains(index)).collect();
         self.left = Some(Left { order: self.arguments.order.clone(), stages });
-        let paid = prepared.leases.into_iter().map(Some).collect();
         if self.vacates.iter().any(|(node, _)| *node == self.arguments.ground.node) {
             // The heir links it.
             let before = std::mem::replace(&mut self.arguments.order, prepared.order);
             self.watch_instead(&before);
-            self.leases = Vec::from_iter(paid).into_iter().map(Option::unwrap_or_default).collect();
+            self.leases = prepared.leases;
             return self.hand_over();
         }
+        let paid = prepared.leases.into_iter().map(Some).collect();
         let standing = Standing { order: prepared.order, paid, text: self.text.clone() };
         self.relink(standing, BTreeSet::new(), why);
     }
