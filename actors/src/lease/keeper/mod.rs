@@ -206,8 +206,13 @@ struct Entry {
 pub struct Keeper {
     entries: BTreeMap<LeaseId, Entry>,
     batches: BTreeMap<BatchKey, Batch>,
+    /// When leases that are not held any more were given up: what was granted before says nothing about them.
+    parted: BTreeMap<LeaseId, Instant>,
     stopped: bool,
 }
+
+/// How long it is remembered that a lease was given up: longer than an answer to a claim can be on its way.
+const PARTED_FOR: Duration = Duration::from_secs(2 * timing::TTL.as_secs());
 
 impl Keeper {
     /// A holder of nothing.
@@ -308,15 +313,13 @@ impl Keeper {
             }
             (CallKind::Release, State::Leaving { next, give_up, .. }) => match result {
                 // Whatever the owner says, it has heard that nobody holds the lease.
-                Ok(_) => {
-                    self.entries.remove(&call.lease);
-                }
+                Ok(_) => self.part(now, call.lease),
                 Err(failure) => {
                     let again = now + timing::RETRY;
                     if failure.retry && again < *give_up {
                         *next = Some(again);
                     } else {
-                        self.entries.remove(&call.lease);
+                        self.part(now, call.lease);
                     }
                 }
             },
@@ -339,9 +342,10 @@ impl Keeper {
         let lease = spec.id;
         let owner = grant.owner;
         let held = holding(now, &grant, sent);
-        if let Some(entry) = self.entries.get(&lease)
-            && entry.batch.is_some()
-        {
+        // An answer that was on its way while the lease was given back comes too late: its owner has ended it, or is about to.
+        let late = self.parted.get(&lease).is_some_and(|parted| sent <= *parted);
+        let busy = |entry: &Entry| entry.batch.is_some() || matches!(entry.state, State::Leaving { .. });
+        if late || self.entries.get(&lease).is_some_and(busy) {
             return;
         }
         self.entries.insert(lease, Entry { owner, spec, batch: None, state: State::Held(held) });
@@ -349,6 +353,14 @@ impl Keeper {
             self.release(now, lease, out);
         } else {
             self.announce(lease, out);
+        }
+    }
+
+    /// Nothing is left to do about a lease.
+    fn part(&mut self, now: Instant, lease: LeaseId) {
+        if self.entries.remove(&lease).is_some() {
+            self.parted.retain(|_, parted| now.since(*parted) < PARTED_FOR);
+            self.parted.insert(lease, now);
         }
     }
 
@@ -373,7 +385,7 @@ impl Keeper {
         if reason == LostReason::TimedOut {
             self.leave(now, lease, out);
         } else {
-            self.entries.remove(&lease);
+            self.part(now, lease);
             out.push(Output::Right { lease, until: None });
         }
         match batch {

@@ -234,3 +234,26 @@ fn a_stopped_keeper_gives_everything_back() {
     let out = keeper.step(at(1.2), Input::Adopt { grant: grant(&claimed, node(1)), spec: claimed, sent: at(1.0) });
     assert!(matches!(sends(&out)[..], [(_, _, LeaseRequest::Release { .. })]));
 }
+
+#[test]
+fn a_claim_that_is_answered_late_does_not_bring_back_what_was_given_up() {
+    let mut keeper = Keeper::new();
+    let claimed = LeaseSpec { term: Term { counter: 2, node: node(9) }, ..spec(4, 10) };
+    let adopt = |sent| Input::Adopt { grant: grant(&claimed, node(1)), spec: claimed.clone(), sent: at(sent) };
+    keeper.step(at(1.1), adopt(1.0));
+    assert!(keeper.may_use(at(1.2), claimed.id));
+    let out = keeper.step(at(1.3), Input::Release(vec![claimed.id]));
+    let asked = sends(&out);
+    let [(call, _, LeaseRequest::Release { .. })] = &asked[..] else { panic!("{out:?}") };
+    // The answer came twice, or the same was claimed again while it is given back.
+    for sent in [1.0, 1.35] {
+        keeper.step(at(1.4), adopt(sent));
+        assert!(!keeper.may_use(at(1.4), claimed.id));
+    }
+    keeper.step(at(1.5), Input::Answer { call: *call, owner: node(1), result: Ok(LeaseReply::Released { lease: claimed.id }) });
+    keeper.step(at(1.6), adopt(1.45));
+    assert!(!keeper.may_use(at(1.6), claimed.id));
+    // What is claimed after that is another matter.
+    keeper.step(at(1.8), adopt(1.7));
+    assert!(keeper.may_use(at(1.8), claimed.id));
+}
