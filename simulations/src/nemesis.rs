@@ -134,6 +134,7 @@ fn leave(stage: &impl Target, chance: &mut Chance, end: u64) {
         let _ = done.send(left.len());
     };
     life.node.env.spawner.task("leave", Box::pin(work));
+    world.touch(number);
     let stage = stage.clone();
     drop(tokio::spawn(async move {
         // It may be paused, or crash.
