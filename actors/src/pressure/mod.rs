@@ -6,7 +6,7 @@
 //! to run out is something taken back that is lent, in the order of [`crate::lease::owner`]: what nobody renewed, programs'
 //! memory, then the models that have been idle longest. A model that loses a stage by that is made whole elsewhere.
 //!
-//! [`machine`] decides and has no effects; [`watch`] reads the gauge and tells the owner.
+//! `machine` decides and has no effects; `watch` reads the gauge and tells the owner.
 
 mod gauge;
 pub(crate) mod machine;
