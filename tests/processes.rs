@@ -133,13 +133,13 @@ fn load_on_two(nodes: &[NodeProcess]) -> (usize, usize) {
     (conductor, holders.find(|holder| *holder != conductor).expect("a stage that the conductor does not hold"))
 }
 
-/// Asks a node for a long answer, kills another one in the midst of it, and gives the answer and the longest pause after that.
-fn stream_through_a_death(api: &str, victim: &mut NodeProcess) -> (common::Streamed, std::time::Duration) {
-    let mut at = None;
+/// Asks a node for a long answer, does something in the midst of it, and gives the answer and the longest pause after that.
+fn stream_through(api: &str, what: impl FnOnce() + Send) -> (common::Streamed, std::time::Duration) {
+    let (mut what, mut at) = (Some(what), None);
     let mut longest = std::time::Duration::ZERO;
     let answer = stream(api, &question(TINY, 450), |tokens| {
-        if tokens >= 5 && at.is_none() {
-            victim.kill();
+        if let Some(what) = what.take_if(|_| tokens >= 5) {
+            what();
             at = Some(std::time::Instant::now());
         } else if let Some(before) = &mut at {
             longest = longest.max(before.elapsed());
@@ -150,43 +150,79 @@ fn stream_through_a_death(api: &str, victim: &mut NodeProcess) -> (common::Strea
     (answer, longest)
 }
 
+/// Three nodes with the tiny model on two of them, of which one is to go.
+struct Trio {
+    _root: tempfile::TempDir,
+    nodes: Vec<NodeProcess>,
+    /// The place of the one that goes.
+    goes: usize,
+    /// The interface of one that has nothing to do with the model, or else of the other holder.
+    api: String,
+    undisturbed: common::Streamed,
+}
+
+impl Trio {
+    fn start(conductor_goes: bool) -> Self {
+        let root = tempfile::tempdir().expect("a folder");
+        models_folder(root.path());
+        let nodes = cluster(root.path(), 3, None);
+        let (conductor, holder) = load_on_two(&nodes);
+        let goes = if conductor_goes { conductor } else { holder };
+        let asked = (0..3).find(|place| *place != conductor && *place != holder).expect("three");
+        let api = nodes[asked].api().to_owned();
+        wait_until("the instance is known everywhere", || nodes[asked].state()["instances"][0]["state"] == "ready");
+        let undisturbed = stream(&api, &question(TINY, 450), |_| {});
+        assert!(undisturbed.done && undisturbed.token_ids.len() == 450, "{undisturbed:?}");
+        Self { _root: root, nodes, goes, api, undisturbed }
+    }
+
+    /// An answer in the midst of which one went is the one that was not disturbed.
+    fn is_undisturbed(&self, answer: &common::Streamed) {
+        assert!(answer.done && answer.error.is_none(), "{answer:?}");
+        assert_eq!(answer.token_ids, self.undisturbed.token_ids, "nothing is lost, said twice or said otherwise");
+        assert_eq!(answer.text, self.undisturbed.text);
+    }
+
+    fn left(&self) -> impl Iterator<Item = &NodeProcess> {
+        (0..3).filter(|place| *place != self.goes).map(|place| &self.nodes[place])
+    }
+
+    /// Waits until those who are left know one instance, with nothing of it on the one that went; gives it.
+    fn instance(&self) -> Value {
+        let gone = json!(self.nodes[self.goes].id());
+        let first = self.left().next().expect("two");
+        let mut found = Value::Null;
+        wait_until("who is left knows one instance", || {
+            let instances = first.state()["instances"].as_array().cloned().unwrap_or_default();
+            let whole = |instance: &Value| instance["stages"].as_array().is_some_and(|all| all.iter().all(|stage| stage["node"] != gone));
+            found = instances.first().cloned().unwrap_or_default();
+            instances.len() == 1 && found["state"] == "ready" && found["conductor"] != gone && whole(&found)
+        });
+        found
+    }
+
+    /// Those who are left answer, too, and in the end nothing is left over.
+    fn end(self) {
+        let short = stream(&self.api, &question(TINY, 8), |_| {});
+        assert_eq!(short.token_ids, self.undisturbed.token_ids[..8], "{short:?}");
+        let (status, unloaded) = post(&self.api, "/v1/shoal/unload", &json!({"model": TINY}));
+        assert_eq!(status, 200, "{unloaded}");
+        for node in self.left() {
+            wait_until("its memory is free", || node.state()["lent"]["used_bytes"] == 0);
+        }
+    }
+}
+
 /// Kills the conductor of a model, or a holder of a stage that is not the conductor, in the midst of an answer.
 #[allow(clippy::print_stdout)]
 fn dies(conductor_dies: bool) {
-    let root = tempfile::tempdir().expect("a folder");
-    models_folder(root.path());
-    let mut nodes = cluster(root.path(), 3, None);
-    let (conductor, holder) = load_on_two(&nodes);
-    let victim = if conductor_dies { conductor } else { holder };
-    // Asked is one that has nothing to do with the model, or else the other holder.
-    let asked = (0..3).find(|place| *place != conductor && *place != holder).expect("three");
-    let api = nodes[asked].api().to_owned();
-    wait_until("the instance is known everywhere", || nodes[asked].state()["instances"][0]["state"] == "ready");
-    let undisturbed = stream(&api, &question(TINY, 450), |_| {});
-    assert!(undisturbed.done && undisturbed.token_ids.len() == 450, "{undisturbed:?}");
-
-    let dead = json!(nodes[victim].id());
-    let (answer, pause) = stream_through_a_death(&api, &mut nodes[victim]);
+    let mut trio = Trio::start(conductor_dies);
+    let victim = &mut trio.nodes[trio.goes];
+    let (answer, pause) = stream_through(&trio.api, || victim.kill());
     println!("conductor: {conductor_dies}; the longest pause after the kill was {pause:?}");
-    assert!(answer.done && answer.error.is_none(), "{answer:?}");
-    assert_eq!(answer.token_ids, undisturbed.token_ids, "nothing is lost, said twice or said otherwise");
-    assert_eq!(answer.text, undisturbed.text);
-
-    let left: Vec<&NodeProcess> = (0..3).filter(|place| *place != victim).map(|place| &nodes[place]).collect();
-    wait_until("who is left knows one instance", || {
-        let state = left[0].state();
-        let instances = state["instances"].as_array().cloned().unwrap_or_default();
-        let whole = |instance: &Value| instance["stages"].as_array().is_some_and(|all| all.iter().all(|stage| stage["node"] != dead));
-        instances.len() == 1 && instances[0]["state"] == "ready" && instances[0]["conductor"] != dead && whole(&instances[0])
-    });
-    // The one that is left of two members answers, too, and in the end nothing is left over.
-    let short = stream(&api, &question(TINY, 8), |_| {});
-    assert_eq!(short.token_ids, undisturbed.token_ids[..8], "{short:?}");
-    let (status, gone) = post(&api, "/v1/shoal/unload", &json!({"model": TINY}));
-    assert_eq!(status, 200, "{gone}");
-    for node in left {
-        wait_until("its memory is free", || node.state()["lent"]["used_bytes"] == 0);
-    }
+    trio.is_undisturbed(&answer);
+    trio.instance();
+    trio.end();
 }
 
 #[test]
@@ -202,52 +238,21 @@ fn a_killed_conductor_has_an_heir_and_the_answer_goes_on() {
 /// Has a node leave in the midst of an answer that another one reads.
 #[allow(clippy::print_stdout)]
 fn leaves(conductor_leaves: bool) {
-    let root = tempfile::tempdir().expect("a folder");
-    models_folder(root.path());
-    let mut nodes = cluster(root.path(), 3, None);
-    let (conductor, holder) = load_on_two(&nodes);
-    let leaver = if conductor_leaves { conductor } else { holder };
-    let asked = (0..3).find(|place| *place != conductor && *place != holder).expect("three");
-    let api = nodes[asked].api().to_owned();
-    wait_until("the instance is known everywhere", || nodes[asked].state()["instances"][0]["state"] == "ready");
-    let undisturbed = stream(&api, &question(TINY, 450), |_| {});
-    assert!(undisturbed.done && undisturbed.token_ids.len() == 450, "{undisturbed:?}");
-
-    let gone = nodes[leaver].id().to_owned();
-    let leaver_api = nodes[leaver].api().to_owned();
-    let (mut at, mut longest, mut left) = (None, std::time::Duration::ZERO, None);
-    let answer = stream(&api, &question(TINY, 450), |tokens| {
-        if tokens >= 5 && at.is_none() {
-            left = Some(shoal().args(["leave", "--api", &leaver_api]).stdout(std::process::Stdio::piped()).spawn().expect("runs"));
-            at = Some(std::time::Instant::now());
-        } else if let Some(before) = &mut at {
-            longest = longest.max(before.elapsed());
-            *before = std::time::Instant::now();
-        }
+    let mut trio = Trio::start(conductor_leaves);
+    let leaver_api = trio.nodes[trio.goes].api().to_owned();
+    let mut left = None;
+    let (answer, longest) = stream_through(&trio.api, || {
+        left = Some(shoal().args(["leave", "--api", &leaver_api]).stdout(std::process::Stdio::piped()).spawn().expect("runs"));
     });
     println!("conductor: {conductor_leaves}; the longest pause after it was told to leave was {longest:?}");
-    assert!(answer.done && answer.error.is_none(), "{answer:?}");
-    assert_eq!(answer.token_ids, undisturbed.token_ids, "nothing is lost, said twice or said otherwise");
+    trio.is_undisturbed(&answer);
     assert!(left.expect("told").wait().expect("ended").success());
-    let said = nodes[leaver].wait_for_end();
+    let said = trio.nodes[trio.goes].wait_for_end();
     assert!(said.iter().all(|event| event["event"] != "stays"), "everything has moved: {said:?}");
 
-    let rest: Vec<&NodeProcess> = (0..3).filter(|place| *place != leaver).map(|place| &nodes[place]).collect();
-    wait_until("who is left knows one instance", || {
-        let state = rest[0].state();
-        let instances = state["instances"].as_array().cloned().unwrap_or_default();
-        let whole = |instance: &Value| instance["stages"].as_array().is_some_and(|all| all.iter().all(|s| s["node"] != gone.as_str()));
-        instances.len() == 1 && instances[0]["state"] == "ready" && instances[0]["conductor"] != gone.as_str() && whole(&instances[0])
-    });
-    let instance = rest[0].state()["instances"][0].clone();
+    let instance = trio.instance();
     assert_eq!(instance["term"], json!(if conductor_leaves { 2 } else { 1 }), "nobody had to die for it: {instance}");
-    let short = stream(&api, &question(TINY, 8), |_| {});
-    assert_eq!(short.token_ids, undisturbed.token_ids[..8], "{short:?}");
-    let (status, unloaded) = post(&api, "/v1/shoal/unload", &json!({"model": TINY}));
-    assert_eq!(status, 200, "{unloaded}");
-    for node in rest {
-        wait_until("its memory is free", || node.state()["lent"]["used_bytes"] == 0);
-    }
+    trio.end();
 }
 
 #[test]

@@ -95,4 +95,9 @@ pub struct NodeCard {
 impl NodeCard {
     /// Upper limit of an encoded card, in bytes. A longer list of models is cut.
     pub const BYTES_MAX: usize = 32 * 1024;
+
+    /// Whether the node has the file with this hash on its disk.
+    pub fn has_model(&self, sha256: &str) -> bool {
+        self.models.iter().any(|model| model.sha256 == sha256)
+    }
 }

@@ -17,6 +17,12 @@ impl NodeId {
     pub fn short(&self) -> String {
         hex::encode(&self.0[..5])
     }
+
+    /// How high the node ranks among those that may place the file with this hash: everybody finds the same one highest (rendezvous
+    /// hashing, also known as highest random weight).
+    pub(crate) fn rank_for(self, sha256: &str) -> [u8; 32] {
+        *blake3::hash(&[sha256.as_bytes(), &self.0].concat()).as_bytes()
+    }
 }
 
 impl fmt::Display for NodeId {

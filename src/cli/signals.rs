@@ -2,6 +2,10 @@
 
 use std::io;
 
+use shoal::Cancel;
+
+use super::Failure;
+
 /// Requests to end this program. While it exists they do not end the process by themselves.
 #[derive(Debug)]
 pub(crate) struct Signals {
@@ -20,6 +24,18 @@ impl Signals {
     #[cfg(not(unix))]
     pub(crate) fn listen() -> io::Result<Self> {
         Ok(Self {})
+    }
+
+    /// What `work` comes to. At the next signal it is dropped, what it cancels is cancelled, and that is said.
+    pub(crate) async fn unless_told<T>(&mut self, cancel: &Cancel, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            () = self.next() => {
+                cancel.cancel();
+                Err(Failure::interrupted())
+            }
+            result = work => result,
+        }
     }
 
     /// Resolves at the next one.
@@ -42,7 +58,7 @@ impl Signals {
     }
 }
 
-impl From<io::Error> for super::Failure {
+impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         Self::new(format!("the operating system refuses: {error}"))
     }

@@ -76,14 +76,7 @@ impl Demo {
         let show = Show::new(self.json);
         let cancel = Cancel::new();
         let mut crew = None;
-        let result = tokio::select! {
-            biased;
-            () = signals.next() => {
-                cancel.cancel();
-                Err(Failure::interrupted())
-            }
-            result = self.play(&show, &cancel, &mut crew) => result,
-        };
+        let result = signals.unless_told(&cancel, self.play(&show, &cancel, &mut crew)).await;
         let result = match (result, &crew) {
             (Ok(came), Some(crew)) if self.keep => {
                 show.endpoints(crew, self.model_name());

@@ -345,8 +345,7 @@ impl ConductorState {
         }
         let reason = self.broken.as_ref().map(|(_, reason)| reason.clone()).unwrap_or_default();
         tracing::warn!(target: "shoal::conductor", model = %self.arguments.order.model.name, %reason, "a pipeline broke and is made whole");
-        let paid = std::mem::take(&mut self.leases).into_iter().map(Some).collect();
-        let standing = Standing { order: self.arguments.order.clone(), paid, text: self.text.clone() };
+        let standing = self.take_standing();
         self.relink(standing, BTreeSet::new(), reason);
         self.planned = false;
     }

@@ -78,9 +78,9 @@ pub(super) type Standing = Vec<(NodeId, u64, u64, bool)>;
 /// What another plan would be made from now.
 pub(super) fn standing(ground: &Ground, order: &Order) -> Standing {
     let speed = |card: &NodeCard| card.devices.first().map_or(0, |device| device.read_bytes_per_second.to_bits());
-    let has = |card: &NodeCard| card.models.iter().any(|model| model.sha256 == order.model.sha256);
     let cards = ground.cards(&order.model);
-    cards.iter().filter(|card| !card.leaving).map(|card| (card.node, card.memory_free_bytes, speed(card), has(card))).collect()
+    let stands = |card: &NodeCard| (card.node, card.memory_free_bytes, speed(card), card.has_model(&order.model.sha256));
+    cards.iter().filter(|card| !card.leaving).map(stands).collect()
 }
 
 /// A plan that is worth going over to from the one that runs, beside which there is room for its new stages, if there is one. It is on

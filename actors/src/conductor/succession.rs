@@ -54,7 +54,7 @@ impl Heir {
 /// This node's place among those who may take an instance over from `gone` now: the other members that are there and have the model.
 /// `None` if it may not.
 fn rank(view: &ClusterView, record: &InstanceRecord, gone: NodeId) -> Option<u32> {
-    let has_model = |node: &NodeId| view.card(*node).is_some_and(|card| card.models.iter().any(|model| model.sha256 == record.sha256));
+    let has_model = |node: &NodeId| view.card(*node).is_some_and(|card| card.has_model(&record.sha256));
     let may = |node: &NodeId| *node != gone && view.is_present(*node) && !view.is_leaving(*node) && has_model(node);
     let heirs: BTreeSet<NodeId> = record.members.iter().copied().filter(may).collect();
     heirs.iter().position(|node| *node == view.me).and_then(|place| u32::try_from(place).ok())

@@ -335,18 +335,15 @@ impl Node {
     fn placer(&self, name: &str, sha256: Option<&str>, usable: bool) -> Option<(NodeId, String)> {
         let view = self.view();
         let having = view.staying().filter(|(node, _)| usable || *node != self.0.node).filter_map(|(node, member)| {
-            let found = member.card.models.iter().find(|model| sha256.map_or(model.name == name, |hash| model.sha256 == hash))?;
-            Some((node, found.sha256.clone()))
+            let card = &member.card;
+            let found = card.models.iter().find(|model| sha256.map_or(model.name == name, |hash| model.sha256 == hash))?;
+            // Where the model waits for room it is known what it is wanted for.
+            let waits = |known: &InstanceSummary| matches!(known.state, InstanceState::Waiting(_)) && known.sha256 == found.sha256;
+            Some(((card.instances.iter().any(waits), node.rank_for(&found.sha256)), (node, found.sha256.clone())))
         });
-        let local = sha256.map(|hash| (self.0.node, hash.to_owned()));
-        let weight = |(node, hash): &(NodeId, String)| *blake3::hash(&[hash.as_bytes(), &node.0].concat()).as_bytes();
-        // Where the model waits for room it is known what it is wanted for.
-        let waits = |(node, hash): &(NodeId, String)| {
-            let waits = |known: &InstanceSummary| matches!(known.state, InstanceState::Waiting(_)) && known.sha256 == *hash;
-            view.card(*node).is_some_and(|card| card.instances.iter().any(waits))
-        };
+        let best = having.max_by_key(|(rank, _)| *rank).map(|(_, found)| found);
         // A file outside the models folder is in nobody's card, so this node has to place it.
-        having.max_by_key(|found| (waits(found), weight(found))).or(local)
+        best.or_else(|| sha256.map(|hash| (self.0.node, hash.to_owned())))
     }
 
     fn unknown(&self, model: &str) -> NodeError {

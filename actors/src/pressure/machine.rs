@@ -62,7 +62,7 @@ impl Pressure {
             self.settling = None;
         }
         // What is being taken back is lent no more.
-        let lent = lent.used - lent.fenced.min(lent.used);
+        let lent = lent.used.saturating_sub(lent.fenced);
         let wanted = if self.short >= SHORT_AFTER && lent > 0 {
             if self.settling.is_some() {
                 return None;

@@ -263,13 +263,18 @@ impl SchedulerState {
         self.requests.insert(id, (request, 0));
     }
 
+    /// A request that has not ended, as far as it is.
+    fn entry(&self, request: RequestId) -> Option<JournalEntry> {
+        let ((prompt, emitted), (asked, _)) = self.machine.known(request).zip(self.requests.get(&request))?;
+        Some(JournalEntry { request: asked.clone(), prompt: prompt.to_vec(), emitted: emitted.to_vec(), ended: None })
+    }
+
     /// Has the other members remember a request as far as it is; the first that does is enough to accept it.
     fn store(&mut self, request: RequestId) {
-        let Some(((prompt, emitted), (asked, _))) = self.machine.known(request).zip(self.requests.get(&request)) else {
+        let Some(entry) = self.entry(request) else {
             // It has ended meanwhile.
             return self.journaled(request, false);
         };
-        let entry = JournalEntry { request: asked.clone(), prompt: prompt.to_vec(), emitted: emitted.to_vec(), ended: None };
         let (instance, term) = (self.arguments.instance, self.arguments.term);
         let calls: Vec<_> = self
             .others()
@@ -582,13 +587,7 @@ impl Actor for SchedulerActor {
                 state.arguments.pipeline.members = members;
                 state.store_all();
             }
-            SchedulerMsg::Entries(call) => {
-                let entry = |(id, (request, _)): (&RequestId, &(GenerateRequest, u32))| {
-                    let (prompt, emitted) = state.machine.known(*id)?;
-                    Some(JournalEntry { request: request.clone(), prompt: prompt.to_vec(), emitted: emitted.to_vec(), ended: None })
-                };
-                call(state.requests.iter().filter_map(entry).collect());
-            }
+            SchedulerMsg::Entries(call) => call(state.requests.keys().filter_map(|request| state.entry(*request)).collect()),
             SchedulerMsg::IfIdle(call) if state.requests.is_empty() => call(),
             SchedulerMsg::IfIdle(_) => {}
             SchedulerMsg::Broken(reason) => state.break_off(reason),

@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::machine::Scheduler;
+use crate::request::Priority;
 
 /// What an account holds.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,6 +33,10 @@ impl Scheduler {
 
     fn account(&self, key: u64) -> u64 {
         self.sequences.get(&key).map_or(0, |sequence| sequence.work.client.account)
+    }
+
+    fn priority(&self, key: u64) -> Option<Priority> {
+        self.sequences.get(&key).map(|sequence| sequence.work.priority)
     }
 
     fn preempt(&mut self, key: u64) {
@@ -61,8 +66,7 @@ impl Scheduler {
         };
         // A sequence with rows in the step that is being composed must not be freed by the same step.
         let others = self.running.iter().copied().filter(|other| *other != key && !used.contains(other));
-        let priority = |key: &u64| self.sequences.get(key).map(|sequence| sequence.work.priority);
-        others.filter(gives_way).max_by_key(|other| (over(*other), Reverse(priority(other)), *other))
+        others.filter(gives_way).max_by_key(|other| (over(*other), Reverse(self.priority(*other)), *other))
     }
 
     /// Has one sequence of an account with more than its share give way to `key`, which waits, if its account stays within its own:
@@ -83,9 +87,8 @@ impl Scheduler {
         let richest = holdings.iter().filter(|(_, holding)| holding.sequences > 1 && amount(holding) > share);
         let Some((account, holding)) = richest.max_by_key(|(_, holding)| amount(holding)) else { return false };
         let its = self.running.iter().copied().filter(|other| self.account(*other) == *account && *other != holding.oldest);
-        let priority = |key: &u64| self.sequences.get(key).map(|sequence| sequence.work.priority);
         let free = its.filter(|other| chosen.iter().all(|(chosen, _)| chosen != other));
-        let Some(victim) = free.max_by_key(|other| (Reverse(priority(other)), *other)) else { return false };
+        let Some(victim) = free.max_by_key(|other| (Reverse(self.priority(*other)), *other)) else { return false };
         self.preempt(victim);
         true
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::client::{Board, Outcome};
+use crate::cli;
 
 /// How long after a kill the pause that it makes may begin: what is on its way still arrives.
 const BEGINS: Duration = Duration::from_millis(250);
@@ -53,12 +54,11 @@ fn pause(heard: &[(usize, Instant)], at: Instant) -> Option<(usize, Duration)> {
     over.max_by_key(|pair| pair[1].1.saturating_duration_since(pair[0].1)).map(|pair| (pair[0].0, pair[1].1.saturating_duration_since(at)))
 }
 
-/// The value that so many in a hundred do not exceed.
+/// The time that so many in a hundred do not exceed, in milliseconds.
 fn percentile(times: &[Duration], percent: usize) -> Option<f64> {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
-    let place = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-    sorted.get(place).map(|time| (time.as_secs_f64() * 1e4).round() / 10.0)
+    cli::percentile(&sorted, percent).map(|time| (time.as_secs_f64() * 1e4).round() / 10.0)
 }
 
 impl Tally {

@@ -216,8 +216,8 @@ impl ConductorState {
         self.left = Some(Left { order: self.arguments.order.clone(), stages });
         if self.vacates.iter().any(|(node, _)| *node == self.arguments.ground.node) {
             // The heir links it.
-            let before = std::mem::replace(&mut self.arguments.order, prepared.order);
-            self.watch_instead(&before);
+            self.watch(&prepared.order);
+            self.arguments.order = prepared.order;
             self.leases = prepared.leases;
             return self.hand_over();
         }
@@ -228,9 +228,14 @@ impl ConductorState {
 
     /// Stops the pipeline, gives its stages back and places all of it anew, because what is to move fits nowhere beside it.
     fn move_instead(&mut self, moved: BTreeSet<usize>, why: String) {
-        let paid = std::mem::take(&mut self.leases).into_iter().map(Some).collect();
-        let standing = Standing { order: self.arguments.order.clone(), paid, text: self.text.clone() };
+        let standing = self.take_standing();
         self.relink(standing, moved, why);
+    }
+
+    /// What stands of the pipeline, for whoever makes it whole.
+    pub(super) fn take_standing(&mut self) -> Standing {
+        let paid = std::mem::take(&mut self.leases).into_iter().map(Some).collect();
+        Standing { order: self.arguments.order.clone(), paid, text: self.text.clone() }
     }
 
     /// Makes the pipeline whole in another arrangement. What runs waits.
@@ -281,9 +286,7 @@ impl ConductorState {
     fn hand_over(&mut self) {
         let order = self.arguments.order.clone();
         let view = self.arguments.ground.membership.view();
-        let has_model = |node: &NodeId| {
-            view.card(*node).is_some_and(|card| !card.leaving && card.models.iter().any(|model| model.sha256 == order.model.sha256))
-        };
+        let has_model = |node: &NodeId| view.card(*node).is_some_and(|card| !card.leaving && card.has_model(&order.model.sha256));
         let heirs: BTreeSet<NodeId> = order.members.iter().copied().chain(order.plan.nodes()).filter(has_model).collect();
         if heirs.is_empty() {
             return self.not_handed("no other node that stays has the model on disk".to_owned());
@@ -328,8 +331,7 @@ impl ConductorState {
                 tracing::warn!(target: "shoal::conductor", instance = ?self.arguments.order.instance, %reason, "nobody takes the instance over");
                 self.not_handed(reason);
                 if !self.ended {
-                    let paid = std::mem::take(&mut self.leases).into_iter().map(Some).collect();
-                    let standing = Standing { order: self.arguments.order.clone(), paid, text: self.text.clone() };
+                    let standing = self.take_standing();
                     self.relink(standing, BTreeSet::new(), "no other node could take it over".to_owned());
                 }
                 return;
@@ -377,14 +379,6 @@ impl ConductorState {
         (self.arguments.state)(InstanceState::Failed(words), None);
         std::mem::take(&mut self.vacates).into_iter().for_each(|(_, reply)| reply.tell(Ok(())));
         self.unloaded();
-    }
-
-    /// Watches who is of the instance now, and no more who was of it in `before`.
-    fn watch_instead(&self, before: &Order) {
-        let membership = &self.arguments.ground.membership;
-        let (old, new) = (watched(before), watched(&self.arguments.order));
-        new.difference(&old).for_each(|node| membership.watch_closely(*node));
-        old.difference(&new).for_each(|node| membership.unwatch(*node));
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::super::assemble::Order;
 use super::super::instance::{InstanceState, InstanceSummary};
 use super::{AGAIN, Held, PlacementMsg, PlacementRequest, PlacementState};
-use crate::card::ModelCard;
+use crate::card::{ModelCard, NodeCard};
 use crate::catalog::LocalModel;
 use crate::env::Instant;
 use crate::ids::{InstanceId, NodeId, Term};
@@ -138,9 +138,8 @@ impl PlacementState {
                 continue;
             }
             let cards = self.arguments.ground.cards(&wish.model);
-            let has = |card: &crate::card::NodeCard| card.models.iter().any(|model| model.sha256 == wish.model.sha256);
-            let free: Vec<Free> =
-                cards.iter().filter(|card| !card.leaving).map(|card| (card.node, card.memory_free_bytes, has(card))).collect();
+            let free = |card: &NodeCard| (card.node, card.memory_free_bytes, card.has_model(&wish.model.sha256));
+            let free: Vec<Free> = cards.iter().filter(|card| !card.leaving).map(free).collect();
             if waiting.seen.as_ref() == Some(&free) {
                 continue;
             }
@@ -180,10 +179,9 @@ impl PlacementState {
         let view = self.arguments.ground.membership.view();
         for (_, waiting) in std::mem::take(&mut self.waiting) {
             let sha256 = &waiting.summary.sha256;
-            let having = view.staying().filter(|(node, member)| {
-                *node != self.arguments.ground.node && member.card.models.iter().any(|model| model.sha256 == *sha256)
-            });
-            if let Some((node, _)) = having.max_by_key(|(node, _)| *blake3::hash(&[sha256.as_bytes(), &node.0].concat()).as_bytes()) {
+            let others = view.staying().filter(|(node, _)| *node != self.arguments.ground.node);
+            let having = others.filter(|(_, member)| member.card.has_model(sha256));
+            if let Some((node, _)) = having.max_by_key(|(node, _)| node.rank_for(sha256)) {
                 let request = PlacementRequest::Want { model: waiting.summary.model, goal: waiting.wish.goal };
                 let _ = self.arguments.ground.services.remote::<super::Placement>(node).cast(request);
             }

@@ -1,5 +1,7 @@
 //! What is left of many times.
 
+use crate::cli::percentile;
+
 /// How times are spread, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Spread {
@@ -14,8 +16,7 @@ impl Spread {
     /// Of any number of times; zeros if there are none.
     pub(super) fn of(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
-        // The least time within which so many of a hundred are.
-        let within = |percent: usize| times.get((times.len() * percent).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0.0);
+        let within = |percent| percentile(&times, percent).copied().unwrap_or(0.0);
         Self { count: times.len(), p50: within(50), p95: within(95), p99: within(99), max: within(100) }
     }
 }

@@ -75,14 +75,7 @@ impl BenchServe {
         let mut signals = Signals::listen()?;
         let cancel = Cancel::new();
         let mut crew = None;
-        let result = tokio::select! {
-            biased;
-            () = signals.next() => {
-                cancel.cancel();
-                Err(Failure::interrupted())
-            }
-            result = self.measure(&cancel, &mut crew) => result,
-        };
+        let result = signals.unless_told(&cancel, self.measure(&cancel, &mut crew)).await;
         if let Some(crew) = crew {
             let clean = crew.dismiss(&mut signals).await;
             let measured = result?;
